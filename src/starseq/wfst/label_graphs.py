@@ -1,0 +1,224 @@
+"""Label graphs of one utterance, written by hand as the papers draw them: CTC, selfless CTC and STC.
+
+A label graph accepts the alignments of a target: the sequences of one token per frame that mean it.
+
+A star arc of the published STC graph is passed by any token, or by any token but y. Here such an arc first carries a
+label of its own, `STAR` or ``star_label(y)``: that is the form to draw. `expand_stars` replaces it by one arc per
+token: that is the form to compute with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from starseq.wfst.graph import Arc, Graph, GraphBuilder
+
+Matching = Literal["leftmost", "all"]
+
+STAR = -2
+"""The label of an arc that any token passes."""
+
+
+def star_label(excluded: int) -> int:
+    """Return the label of an arc that any token passes but one, written star∖excluded."""
+    return STAR - 1 - excluded
+
+
+def star_symbols(symbols: Mapping[int, str] | Sequence[str]) -> Callable[[int], str]:
+    """Return a function that names labels for drawing: tokens by `symbols`, stars as ``∗`` and ``∗∖a``.
+
+    Example:
+        >>> name = star_symbols(["-", "a", "b"])
+        >>> name(1), name(STAR), name(star_label(2))
+        ('a', '∗', '∗∖b')
+    """
+
+    def name(label: int) -> str:
+        if label > STAR:
+            return symbols[label]
+        star = "\N{ASTERISK OPERATOR}"
+        return star if label == STAR else f"{star}\N{SET MINUS}{symbols[STAR - 1 - label]}"
+
+    return name
+
+
+def expand_stars(graph: Graph, tokens: Iterable[int]) -> Graph:
+    """Replace every star arc by an arc for each of `tokens` that it lets pass, all of the star arc's weight.
+
+    Args:
+        graph: an acceptor with star arcs.
+        tokens: the alphabet, without the blank.
+
+    Example:
+        >>> builder = GraphBuilder()
+        >>> builder.add_arc(builder.add_state(start=True), builder.add_state(final=True), star_label(2), weight=-1.0)
+        >>> graph = expand_stars(builder.build(), tokens=[1, 2, 3])
+        >>> [arc.input for arc in graph.arcs], graph.weights.tolist()
+        ([1, 3], [-1.0, -1.0])
+    """
+    tokens = list(tokens)
+    arcs: list[Arc] = []
+    comes_from: list[int] = []
+    for i, arc in enumerate(graph.arcs):
+        passing = [token for token in tokens if star_label(token) != arc.input] if arc.input <= STAR else [arc.input]
+        arcs += [Arc(arc.source, arc.target, token, token) for token in passing]
+        comes_from += [i] * len(passing)
+    return Graph(graph.num_states, arcs, graph.weights[comes_from], graph.start, graph.final)
+
+
+def ctc_graph(target: Sequence[int], blank: int = 0) -> Graph:
+    """Return CTC's label graph, 2U + 1 states: state 2l is the blank after label l, state 2l - 1 is label l.
+
+    Labels and blanks may repeat; the blank between two labels may be skipped unless the labels are equal.
+
+    Args:
+        target: the U labels.
+        blank: the blank.
+
+    Raises:
+        ValueError: the blank is among the labels.
+
+    Example:
+        >>> graph = ctc_graph([3, 3], blank=0)
+        >>> graph.num_states, [arc.input for arc in graph.arcs if arc.source == 1]  # again, on to the blank, no skip
+        (5, [3, 0])
+    """
+    U = _count_labels(target, blank)
+    builder = GraphBuilder(2 * U + 1, start=[0], final=range(max(2 * U - 1, 0), 2 * U + 1))
+    for l in range(U + 1):
+        label_node, blank_node, next_node = 2 * l - 1, 2 * l, 2 * l + 1
+        builder.add_arc(blank_node, blank_node, blank)
+        if l > 0:
+            builder.add_arc(label_node, label_node, target[l - 1])
+            builder.add_arc(label_node, blank_node, blank)
+        if l < U:
+            builder.add_arc(blank_node, next_node, target[l])
+        if 0 < l < U and target[l] != target[l - 1]:
+            builder.add_arc(label_node, next_node, target[l])
+    return builder.build()
+
+
+def selfless_ctc_graph(target: Sequence[int], blank: int = 0) -> Graph:
+    """Return the label graph of CTC without self-loops on labels, 2U + 1 states numbered as in `ctc_graph`.
+
+    A label takes exactly one frame, repeats are not merged, and so the blank between two labels may always be skipped.
+
+    Example:
+        >>> graph = selfless_ctc_graph([3, 3], blank=0)
+        >>> graph.num_states, [arc.input for arc in graph.arcs if arc.source == 1]  # on to the blank, on to label 2
+        (5, [0, 3])
+    """
+    U = _count_labels(target, blank)
+    builder = GraphBuilder(2 * U + 1, start=[0], final=range(max(2 * U - 1, 0), 2 * U + 1))
+    for l in range(U + 1):
+        label_node, blank_node, next_node = 2 * l - 1, 2 * l, 2 * l + 1
+        for node in (label_node, blank_node) if l > 0 else (blank_node,):
+            builder.add_arc(node, blank_node, blank)
+            if l < U:
+                builder.add_arc(node, next_node, target[l])
+    return builder.build()
+
+
+def stc_graph(
+    target: Sequence[int],
+    blank: int = 0,
+    tokens: Iterable[int] | None = None,
+    log_penalty: float | Tensor = 0.0,
+    matching: Matching = "leftmost",
+) -> Graph:
+    """Return STC's label graph as published, 3U + 2 states.
+
+    For every gap l = 0 .. U, after label l, there are the blank node 3l, the star node 3l + 1, and the label node
+    3l - 1 through which it was entered (none for l = 0). From each of them the blank leads to the blank node, a star
+    to the star node, and label l + 1 to its node. All three have the same arcs: that is why `stc_chain` needs but one.
+
+    The star is star∖y_{l+1} for l < U, so that a label is matched where it first occurs and no alignment counts twice;
+    and star for l = U. Where gap l + 1 is closed, gap l takes star too: label l + 1 need not be the first of its kind.
+
+    Args:
+        target: the U labels.
+        blank: the blank.
+        tokens: the alphabet, without the blank, to expand the stars to; None leaves them as star labels, for drawing.
+        log_penalty: the weight of an inserted token: a number, or a tensor, 0-d or (U + 1,) with one weight for each
+            gap; differentiable. -inf closes a gap.
+        matching: "leftmost", or "all" for star everywhere, so that every embedding of the target counts.
+
+    Raises:
+        ValueError: the blank is among the labels, the shape of `log_penalty` is wrong, or `matching` is unknown.
+
+    Example:
+        >>> stc_graph([1, 2], tokens=range(1, 4), log_penalty=-0.5)
+        Graph(8 states, 32 arcs, start=(0,), final=(5, 6, 7))
+        >>> stc_graph([1, 2], log_penalty=-0.5)
+        Graph(8 states, 21 arcs, start=(0,), final=(5, 6, 7))
+    """
+    U = _count_labels(target, blank)
+    builder = GraphBuilder(3 * U + 2, start=[0], final=range(max(3 * U - 1, 0), 3 * U + 2))
+    for l, (star, weight) in enumerate(_stars(target, log_penalty, matching)):
+        label_node, blank_node, star_node, next_node = 3 * l - 1, 3 * l, 3 * l + 1, 3 * l + 2
+        for node in (label_node, blank_node, star_node) if l > 0 else (blank_node, star_node):
+            builder.add_arc(node, blank_node, blank)
+            builder.add_arc(node, star_node, star, weight=weight)
+            if l < U:
+                builder.add_arc(node, next_node, target[l])
+    graph = builder.build()
+    return graph if tokens is None else expand_stars(graph, tokens)
+
+
+def stc_chain(
+    target: Sequence[int],
+    blank: int = 0,
+    tokens: Iterable[int] | None = None,
+    log_penalty: float | Tensor = 0.0,
+    matching: Matching = "leftmost",
+) -> Graph:
+    """Return the smallest STC label graph, a chain of U + 1 states: state l has matched l labels.
+
+    It stays by the blank or by the star of its gap, and goes on by label l + 1. Arguments and errors as in `stc_graph`,
+    to which it is equivalent.
+
+    Example:
+        >>> stc_chain([1, 2], tokens=range(1, 4), log_penalty=-0.5)
+        Graph(3 states, 12 arcs, start=(0,), final=(2,))
+    """
+    U = _count_labels(target, blank)
+    builder = GraphBuilder(U + 1, start=[0], final=[U])
+    for l, (star, weight) in enumerate(_stars(target, log_penalty, matching)):
+        builder.add_arc(l, l, blank)
+        builder.add_arc(l, l, star, weight=weight)
+        if l < U:
+            builder.add_arc(l, l + 1, target[l])
+    graph = builder.build()
+    return graph if tokens is None else expand_stars(graph, tokens)
+
+
+def stc_positions(U: int) -> list[tuple[float, float]]:
+    """Return (column, row) of every state of ``stc_graph`` for U labels, to draw it: stars above, blanks below."""
+    return [(2 * (n // 3) + (n % 3 == 2), (1.0, -1.0, 0.0)[n % 3]) for n in range(3 * U + 2)]
+
+
+def _count_labels(target: Sequence[int], blank: int) -> int:
+    if blank in target:
+        raise ValueError(f"target: the blank {blank} is among the labels, at position {list(target).index(blank)}")
+    return len(target)
+
+
+def _stars(target: Sequence[int], log_penalty: float | Tensor, matching: Matching) -> list[tuple[int, Tensor]]:
+    """Return the star label and the weight of every gap."""
+    if matching not in ("leftmost", "all"):
+        raise ValueError(f"matching: expected 'leftmost' or 'all', got {matching!r}")
+    U = len(target)
+    weights = torch.as_tensor(log_penalty, dtype=torch.float64)
+    if weights.shape not in ((), (U + 1,)):
+        raise ValueError(f"log_penalty: expected a number or shape ({U + 1},), got shape {tuple(weights.shape)}")
+    weights = weights.expand(U + 1)
+    is_open = [weight != -math.inf for weight in weights.tolist()]
+    stars = [
+        star_label(target[l]) if matching == "leftmost" and l < U and is_open[l + 1] else STAR for l in range(U + 1)
+    ]
+    return list(zip(stars, weights.unbind(), strict=True))
