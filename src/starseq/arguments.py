@@ -1,0 +1,152 @@
+"""What users may pass, brought to one form, and refused with one sentence where it cannot be."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Lengths = Tensor | Sequence[int]
+
+BACKENDS = ("auto", "torch", "numba", "triton", "wfst")
+MATCHINGS = ("leftmost", "all")
+REDUCTIONS = ("none", "sum", "mean")
+
+
+def one_of(name: str, value: str, choices: Sequence[str]) -> str:
+    """`value`, if it is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name}: {value!r} is none of {', '.join(choices)}")
+    return value
+
+
+def batch_of(logits: Tensor, batch_first: bool) -> Tensor:
+    """The logits as (B, T, V), from (T, B, V), (B, T, V) or (T, V)."""
+    if not logits.is_floating_point() or logits.dim() not in (2, 3) or logits.shape[-1] == 0:
+        raise ValueError(
+            f"logits: expected floating point in 2 or 3 dimensions, the last not empty, got {logits.dtype} of shape "
+            f"{tuple(logits.shape)}"
+        )
+    if logits.dim() == 2:
+        return logits[None]
+    return logits if batch_first else logits.transpose(0, 1)
+
+
+def lengths_of(name: str, lengths: Lengths, batch: int, device: torch.device) -> Tensor:
+    """The lengths as an int64 tensor (B,) on the device."""
+    if not isinstance(lengths, Tensor):
+        lengths = torch.tensor(lengths, dtype=torch.int64)
+    if lengths.is_floating_point() or lengths.numel() != batch:
+        raise ValueError(f"{name}: expected {batch} integers, got {lengths.dtype} of shape {tuple(lengths.shape)}")
+    return lengths.reshape(batch).to(device, torch.int64, non_blocking=True)
+
+
+def padded_targets(targets: Tensor, target_lengths: Tensor, batched: bool, longest: int | None, device: torch.device) -> Tensor:
+    """The labels as (B, U), from (B, U), from all of them one after the other, or from (U,) without a batch.
+
+    target_lengths: (B,) on the device. `longest`, if given, is the width U; else concatenated targets need a host sync.
+    """
+    batch = len(target_lengths)
+    if targets.is_floating_point() or targets.dtype in (torch.bool, torch.complex64, torch.complex128):
+        raise ValueError(f"targets: expected integers, got {targets.dtype}")
+    targets = targets.to(device, non_blocking=True)
+    if not batched:
+        targets = targets.reshape(1, -1) if targets.dim() < 2 else targets
+    if targets.dim() == 2:
+        if targets.shape[0] != batch:
+            raise ValueError(f"targets: expected {batch} rows, got shape {tuple(targets.shape)}")
+        return targets if longest is None else targets[:, :longest]
+    if targets.dim() != 1:
+        raise ValueError(f"targets: expected (B, U) or one dimension, got shape {tuple(targets.shape)}")
+    if device.type == "cpu" and not torch.compiler.is_compiling():
+        given, needed = len(targets), int(target_lengths.clamp(min=0).sum())
+        if given < needed:
+            raise ValueError(f"targets: {given} concatenated labels are fewer than the sum of target_lengths, {needed}")
+    if longest is None:
+        longest = max(0, int(target_lengths.max())) if batch else 0
+    place = torch.arange(longest, device=device)
+    if len(targets) == 0:
+        return targets.new_zeros(batch, longest)
+    index = (target_lengths.cumsum(0) - target_lengths)[:, None] + place
+    return targets[index.clamp(0, len(targets) - 1)]
+
+
+def per_gap_penalty(penalty: float | Tensor, batch: int, width: int, batched: bool, logits: Tensor) -> Tensor:
+    """lambda as (B, U+1), from a number, (), (B,), or (B, U+1) ((U+1,) without a batch)."""
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    if not isinstance(penalty, Tensor):
+        return torch.full((batch, width + 1), float(penalty), dtype=dtype, device=logits.device)
+    if not penalty.is_floating_point():
+        penalty = penalty.to(dtype)
+    penalty = penalty.to(logits.device, torch.promote_types(penalty.dtype, dtype), non_blocking=True)
+    shape = tuple(penalty.shape)
+    if not batched and penalty.dim() == 1:
+        penalty = penalty[None]
+    elif penalty.dim() == 1:
+        penalty = penalty[:, None]
+    if penalty.dim() > 2 or (penalty.dim() == 2 and penalty.shape not in ((batch, 1), (batch, width + 1))):
+        raise ValueError(f"penalty: expected (), ({batch},) or ({batch}, {width + 1}), got shape {shape}")
+    return penalty.expand(batch, width + 1)
+
+
+def backend_for(name: str, device: torch.device) -> str:
+    """The backend by name; "auto" chooses by device. One that cannot run here raises: nothing falls back silently."""
+    one_of("backend", name, BACKENDS)
+    if name == "auto":
+        return {"cpu": "numba", "cuda": "triton"}.get(device.type, "torch")
+    if name == "numba" and device.type != "cpu":
+        raise ValueError(f"backend: 'numba' runs on the CPU, the logits are on {device}")
+    if name == "triton":
+        if importlib.util.find_spec("triton") is None:
+            raise ValueError("backend: 'triton' is not installed")
+        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise ValueError(f"backend: 'triton' runs on CUDA, the logits are on {device}")
+    return name
+
+
+def check_values(
+    targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None, shape: torch.Size, blank: int
+) -> None:
+    """Raises ValueError with the argument's name, the first bad value and its place. Waits for the device, if there is one.
+
+    targets: (B, U). log_penalty: (B, U+1) or None. shape: that of the logits, (B, T, V).
+    """
+    _, frames, vocabulary = shape
+    # In numpy: a third of torch's price for small arrays.
+    labels, inputs, lengths = (x.detach().cpu().numpy() for x in (targets, input_lengths, target_lengths))
+    width = labels.shape[1]
+    _refuse(
+        (inputs < 0) | (inputs > frames), inputs,
+        f"input_lengths: {{value}} for utterance {{place}} is outside 0..{frames}, the frames of the logits",
+    )  # fmt: skip
+    _refuse(
+        (lengths < 0) | (lengths > width), lengths,
+        f"target_lengths: {{value}} for utterance {{place}} is outside 0..{width}, the width of the targets",
+    )  # fmt: skip
+    place = np.arange(width + 1)
+    inside = place[:width] < lengths[:, None]
+    _refuse(
+        inside & ((labels < 0) | (labels >= vocabulary)), labels,
+        f"targets: label {{value}} at (utterance, position) {{place}} is outside 0..{vocabulary - 1}, the vocabulary",
+    )  # fmt: skip
+    _refuse(
+        inside & (labels == blank), labels,
+        "targets: label {value} at (utterance, position) {place} is the blank, which is no label",
+    )  # fmt: skip
+    if log_penalty is not None:
+        weights = log_penalty.detach().cpu().numpy()
+        _refuse(
+            (place <= lengths[:, None]) & ~(weights <= 0), weights,
+            "penalty: {value} at (utterance, gap) {place} is not a log-weight <= 0",
+        )  # fmt: skip
+
+
+def _refuse(bad: Any, values: Any, message: str) -> None:
+    if bad.any():
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(message.format(value=values[place], place=place if len(place) > 1 else place[0]))

@@ -1,0 +1,72 @@
+"""What a criterion is: a label graph for every utterance of a batch, as tensors over (batch, state)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from starseq import wfst
+from starseq.emissions.tokens import NONE, Tokens
+from starseq.lattice.topology import Topology
+
+
+class LabelGraph(NamedTuple):
+    """Where paths may go, and which tokens they consume on the way.
+
+    The kernels' scores, the drawing and the graph that is compared with the reference all come from this description.
+    """
+
+    topology: Topology
+    tokens: Tokens
+
+
+def labels_or_none(targets: Tensor, target_lengths: Tensor, blank: int) -> Tensor:
+    """The labels (B, U) as int32, NONE past the lengths and in place of a blank, which is no label."""
+    inside = torch.arange(targets.shape[1], device=targets.device) < target_lengths[:, None]
+    return targets.int().masked_fill_(~(inside & (targets != blank)), NONE)
+
+
+def to_wfst(label_graph: LabelGraph, b: int = 0, tokens: Sequence[int] | None = None) -> wfst.Graph:
+    """The label graph of utterance b as a graph of the reference, to draw it or to compare it.
+
+    tokens: all tokens but blank, to which stars are expanded; None leaves them as star labels, for drawing. What cannot
+    be passed is left out: impossible tokens, closed gaps, states past the utterance's. The weights of the stars stay
+    differentiable.
+
+        >>> from starseq.criteria import stc
+        >>> targets, lengths, gaps = torch.tensor([[1, 2]]), torch.tensor([2]), torch.tensor([[-0.5, -0.5, -torch.inf]])
+        >>> graph = to_wfst(stc.label_graph(targets, lengths, blank=0, log_penalty=gaps))
+        >>> print(wfst.to_text(graph, wfst.star_symbols(["∅", "a", "b"])))
+        start 0
+        final 2
+        0 -> 0  ∅
+        0 -> 0  ∗∖a / -0.5
+        0 -> 1  a
+        1 -> 1  ∅
+        1 -> 1  ∗ / -0.5
+        1 -> 2  b
+        2 -> 2  ∅
+    """
+    topology, (enter, stay, star_weight, star_except) = label_graph
+    states = int(topology.num_states[b])
+    final: list[int] = topology.final[b, :states].nonzero().flatten().tolist()
+    builder = wfst.GraphBuilder(states, start=[0], final=final)
+
+    def add(source: int, target: int, token: Tensor) -> None:
+        if token >= 0:
+            builder.add_arc(source, target, int(token))
+
+    for s in range(states):
+        add(s, s, stay[b, s])
+        if star_weight is not None and star_except is not None and star_weight[b, s] != -torch.inf:
+            left_out = int(star_except[b, s])
+            builder.add_arc(s, s, wfst.STAR if left_out < 0 else wfst.star_label(left_out), weight=star_weight[b, s])
+        if s + 1 < states:
+            add(s, s + 1, enter[b, s + 1])
+        if s + 2 < states and topology.skip is not None and topology.skip[b, s + 2]:
+            add(s, s + 2, enter[b, s + 2])
+    graph = builder.build()
+    return graph if tokens is None else wfst.expand_stars(graph, tokens)

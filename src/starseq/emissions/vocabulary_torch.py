@@ -1,0 +1,132 @@
+"""Scores of a label graph's arcs from logits, and the gradient back, in plain torch: the readable version, on any device.
+
+In linear terms, with P = softmax(logits) or exp(logits):
+
+    enter[t, s] = P_t(enter token of s)
+    stay[t, s]  = P_t(stay token of s) + weight_s * sum of P_t(v) over all v but blank and the token that s leaves out
+
+The sums "all but one" are made by not adding, never by subtracting what dominates: see docs/algorithm.md, "Leaving one out".
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from starseq.emissions.tokens import Scores, Tokens
+from starseq.lattice.banded_torch import outside
+from starseq.lattice.topology import Topology
+
+
+def scores(
+    logits: Tensor, tokens: Tokens, lengths: Tensor, *, blank: int, normalized: bool, star: bool = False
+) -> Scores:
+    """Scores of all arcs. logits: (B, T, V). With `normalized` a log-softmax comes first; with `star` its part is kept."""
+    x = _log_scores(logits, lengths)
+    norm = torch.logsumexp(x, dim=2) if normalized else x.new_zeros(x.shape[:2])
+    norm = norm.masked_fill(norm == -torch.inf, 0)  # a frame without any mass: every score stays -inf
+    x = x - norm[:, :, None]
+    enter, stay = _gather(x, tokens.enter), _gather(x, tokens.stay)
+    if tokens.star_weight is None or tokens.star_except is None:
+        return Scores(stay, enter, stay.new_empty(0), norm)
+    log_star = tokens.star_weight.to(x.dtype)[:, None] + _star_except(x, tokens.star_except, blank)
+    return Scores(torch.logaddexp(stay, log_star), enter, log_star if star else stay.new_empty(0), norm)
+
+
+def gradient(
+    grad: Tensor, logits: Tensor, tokens: Tokens, topology: Topology, lengths: Tensor, norm: Tensor,
+    log_alpha: Tensor, log_beta: Tensor, log_z: Tensor, *, blank: int, normalized: bool,
+) -> Tensor:  # fmt: skip
+    """grad * d(-log_z)/d logits, shaped, typed and laid out as the logits. grad: (B,), one factor an utterance.
+
+    An utterance without any path (log_z = -inf) has gradient 0, one with log_z = NaN has gradient NaN.
+    """
+    x = _log_scores(logits, lengths) - norm[:, :, None]
+    outside_stay, outside_enter = outside(log_alpha, log_beta, log_z, topology)
+    vocabulary = x.shape[2]
+
+    result = x.exp() if normalized else torch.zeros_like(x)  # the posteriors of each frame sum to one
+    if tokens.star_weight is not None and tokens.star_except is not None:
+        weighted = (outside_stay + tokens.star_weight[:, None]).masked_fill(outside_stay == -torch.inf, -torch.inf)
+        result = result - _star_posteriors(x, tokens.star_except, weighted, blank)  # past the states a weight may be NaN
+    arcs = torch.cat([tokens.stay, tokens.enter], dim=1)
+    posteriors = (_gather(x, arcs) + torch.cat([outside_stay, outside_enter], dim=2)).exp()
+    summed = posteriors @ _same(arcs, vocabulary).to(x.dtype)
+    index = _first_or(arcs, vocabulary)[:, None].expand(-1, x.shape[1], -1)  # each token once; the rest go to a spare column
+    result = torch.nn.functional.pad(result, (0, 1))
+    result = result.scatter(2, index, result.gather(2, index) - summed)[:, :, :vocabulary]
+
+    result = result * grad.to(x.dtype)[:, None, None]
+    result = result.masked_fill((log_z == -torch.inf)[:, None, None], 0).masked_fill(log_z.isnan()[:, None, None], torch.nan)
+    past = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
+    return torch.empty_like(logits).copy_(result.masked_fill(past[:, :, None], 0))
+
+
+def _log_scores(logits: Tensor, lengths: Tensor) -> Tensor:
+    """The logits in double precision (single where a device has no other), with zeros past the lengths."""
+    x = logits.to(torch.float32 if logits.device.type == "mps" else torch.float64)
+    past = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
+    return x.masked_fill(past[:, :, None], 0)
+
+
+def _gather(x: Tensor, tokens: Tensor) -> Tensor:
+    """x (B, T, V) at tokens (B, S): (B, T, S), with -inf for impossible tokens."""
+    possible = _possible(tokens, x.shape[2])
+    index = tokens.masked_fill(~possible, 0).long()[:, None].expand(-1, x.shape[1], -1)
+    return x.gather(2, index).masked_fill(~possible[:, None], -torch.inf)
+
+
+def _possible(tokens: Tensor, vocabulary: int) -> Tensor:
+    return (tokens >= 0) & (tokens < vocabulary)
+
+
+def _same(tokens: Tensor, vocabulary: int) -> Tensor:
+    """(B, S, S): whether two places hold the same possible token."""
+    return (tokens[:, :, None] == tokens[:, None, :]) & _possible(tokens, vocabulary)[:, None, :]
+
+
+def _first_or(tokens: Tensor, other: int) -> Tensor:
+    """The tokens (B, S) where each stands for the first time, `other` elsewhere."""
+    again = _same(tokens, other).tril(-1).any(dim=2)
+    return tokens.masked_fill(again | ~_possible(tokens, other), other).long()
+
+
+def _holds_largest(sizes: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
+    """(B, T, S): whether a place holds the token that has the largest of `sizes` (B, T, S) at that frame."""
+    largest = tokens[:, None].expand_as(sizes).gather(2, sizes.argmax(dim=2, keepdim=True))
+    return (tokens[:, None] == largest) & _possible(tokens, vocabulary)[:, None]
+
+
+def _star_except(x: Tensor, tokens: Tensor, blank: int) -> Tensor:
+    """(B, T, S): the log-sum over all tokens but blank and the one given for each state."""
+    vocabulary = x.shape[2]
+    known = torch.zeros(x.shape[0], vocabulary + 1, dtype=torch.bool, device=x.device)
+    known = known.scatter(1, _first_or(tokens, vocabulary), True)[:, :vocabulary]
+    known[:, blank] = True
+    rest = torch.logsumexp(x.masked_fill(known[:, None], -torch.inf), dim=2, keepdim=True)
+
+    labels = _gather(x, tokens)
+    once = labels.masked_fill((_first_or(tokens, vocabulary) == vocabulary)[:, None], -torch.inf)
+    largest = _holds_largest(once, tokens, vocabulary)
+    # At most one label can hold more than half of the star: that one is left out by adding up the others.
+    others = torch.logsumexp(torch.cat([rest, once.masked_fill(largest, -torch.inf)], dim=2), dim=2, keepdim=True)
+    star = torch.logaddexp(others, once.max(dim=2, keepdim=True).values)
+    share = (labels - star).exp().masked_fill(labels == -torch.inf, 0)
+    return torch.where(largest, others, star + torch.log1p(-share))
+
+
+def _star_posteriors(x: Tensor, tokens: Tensor, log_outside: Tensor, blank: int) -> Tensor:
+    """(B, T, V): the posterior of each token as a star: x times the sum of exp(log_outside) over the stars that hold it."""
+    vocabulary = x.shape[2]
+    top = log_outside.max(dim=2, keepdim=True).values.clamp(min=torch.finfo(x.dtype).min)
+    sizes = (log_outside - top).exp()
+    total = sizes.sum(dim=2, keepdim=True)
+    own = sizes @ _same(tokens, vocabulary).to(x.dtype)
+    largest = _holds_largest(own, tokens, vocabulary)
+    others = torch.logsumexp(log_outside.masked_fill(largest, -torch.inf), dim=2, keepdim=True)
+    log_holding = torch.where(largest, others, top + (total - own).log())
+
+    posteriors = torch.nn.functional.pad((x + top + total.log()).exp(), (0, 1))
+    posteriors[:, :, blank] = 0
+    index = _first_or(tokens, vocabulary)[:, None].expand(-1, x.shape[1], -1)
+    return posteriors.scatter(2, index, (_gather(x, tokens) + log_holding).exp())[:, :, :vocabulary]

@@ -1,0 +1,189 @@
+"""Forward-backward and Viterbi over banded graphs on the CPU. Same functions as banded_torch, compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from starseq.lattice import threads
+from starseq.lattice.elementary_numba import jit, logaddexp
+from starseq.lattice.topology import Topology
+
+
+def forward_backward(
+    log_stay: Tensor, log_enter: Tensor, topology: Topology, lengths: Tensor, *, backward: bool = True, exact: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See banded_torch.forward_backward. All sums are float64; without `exact` their corrections are float32."""
+    batch, frames, states = log_stay.shape
+    log_alpha = log_stay.new_empty(batch, frames + 1, states)
+    log_beta = log_stay.new_empty(batch if backward else 0, frames + 1, states)
+    log_z = log_stay.new_empty(batch)
+    directions = 2 if backward else 1
+    threads.run(
+        _forward_backward, batch * directions, 4 * directions * log_stay.numel(), directions,
+        log_stay.numpy(), log_enter.numpy(), *_arrays(topology), lengths.numpy(),
+        log_alpha.numpy(), log_beta.numpy(), log_z.numpy(), np.empty(0, np.float64 if exact else np.float32),
+    )  # fmt: skip
+    return log_alpha, log_beta if backward else log_beta.view(0), log_z
+
+
+def viterbi(log_stay: Tensor, log_enter: Tensor, topology: Topology, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """See banded_torch.viterbi."""
+    batch, frames, states = log_stay.shape
+    path = torch.full((batch, frames), -1, dtype=torch.int64)
+    log_score = log_stay.new_empty(batch)
+    steps = np.empty((batch, frames, states), np.int8)
+    threads.run(
+        _viterbi, batch, 2 * log_stay.numel(),
+        log_stay.numpy(), log_enter.numpy(), *_arrays(topology), lengths.numpy(), steps, path.numpy(), log_score.numpy(),
+    )  # fmt: skip
+    return path, log_score
+
+
+def _arrays(topology: Topology) -> tuple[Any, Any, Any]:
+    """final, num_states and skip as numpy arrays; skip has no states where no graph skips."""
+    skip = np.empty((0, 0), np.bool_) if topology.skip is None else topology.skip.numpy()
+    return topology.final.numpy(), topology.num_states.numpy(), skip
+
+
+@jit
+def _reach(step: Any, frames: Any, states: Any, width: Any) -> Any:
+    """The states at time `step` that lie on some path: reachable from state 0, and able to reach the last two states."""
+    low = max(0, states - 2 - width * (frames - step))
+    return min(low, states), max(min(low, states), min(states, 1 + width * step))
+
+
+@jit
+def _entering(before: Any, skip: Any, s: Any, like: Any) -> Any:
+    """The log-sum over the states from which s is entered, for s > 0."""
+    if skip.shape[0] and s > 1 and skip[s]:
+        return logaddexp(before[s - 1], before[s - 2], like)
+    return before[s - 1]
+
+
+# The loops below run over slices of equal length from 0 on: then the compiler sees that no index is negative, and vectorises.
+
+
+@jit
+def _sum_chain(here: Any, stay: Any, beside: Any, move: Any, out: Any, like: Any) -> None:
+    for i in range(out.size):
+        out[i] = logaddexp(here[i] + stay[i], beside[i] + move[i], like)
+
+
+@jit
+def _forward_skip(
+    here: Any, stay: Any, one: Any, two: Any, skip: Any, enter: Any, out: Any, like: Any
+) -> None:
+    for i in range(out.size):
+        entering = logaddexp(one[i], two[i] if skip[i] else -np.inf, like)
+        out[i] = logaddexp(here[i] + stay[i], entering + enter[i], like)
+
+
+@jit
+def _backward_skip(
+    here: Any, stay: Any, one: Any, enter_one: Any, two: Any, enter_two: Any, skip: Any, out: Any, like: Any
+) -> None:
+    for i in range(out.size):
+        leaving = logaddexp(one[i] + enter_one[i], two[i] + enter_two[i] if skip[i] else -np.inf, like)
+        out[i] = logaddexp(here[i] + stay[i], leaving, like)
+
+
+@jit
+def _forward(log_stay: Any, log_enter: Any, skip: Any, frames: Any, states: Any, log_alpha: Any, like: Any) -> None:
+    width = 2 if skip.shape[0] else 1
+    log_alpha[0, :] = -np.inf
+    log_alpha[0, 0] = 0.0
+    for t in range(frames):
+        before, after, stay, enter = log_alpha[t], log_alpha[t + 1], log_stay[t], log_enter[t]
+        low, high = _reach(t + 1, frames, states, width)
+        after[:low] = -np.inf
+        after[high:] = -np.inf
+        for s in range(low, min(width, high)):
+            entering = _entering(before, skip, s, like) + enter[s] if s > 0 else -np.inf
+            after[s] = logaddexp(before[s] + stay[s], entering, like)
+        low = max(low, width)
+        if low >= high:
+            continue
+        here, one, out = before[low:high], before[low - 1 : high - 1], after[low:high]
+        if width == 1:
+            _sum_chain(here, stay[low:high], one, enter[low:high], out, like)
+        else:
+            two = before[low - 2 : high - 2]
+            _forward_skip(here, stay[low:high], one, two, skip[low:high], enter[low:high], out, like)
+
+
+@jit
+def _backward(
+    log_stay: Any, log_enter: Any, final: Any, skip: Any, frames: Any, states: Any, log_beta: Any, like: Any
+) -> None:
+    width = 2 if skip.shape[0] else 1
+    for s in range(log_beta.shape[1]):
+        log_beta[frames, s] = 0.0 if s < states and final[s] else -np.inf
+    for t in range(frames - 1, -1, -1):
+        after, before, stay, enter = log_beta[t + 1], log_beta[t], log_stay[t], log_enter[t]
+        low, high = _reach(t, frames, states, width)
+        before[:low] = -np.inf
+        before[high:] = -np.inf
+        inner = max(low, min(high, states - width))
+        here, one, out = after[low:inner], after[low + 1 : inner + 1], before[low:inner]
+        if width == 1:
+            _sum_chain(here, stay[low:inner], one, enter[low + 1 : inner + 1], out, like)
+        else:
+            two, enter_two, skips = after[low + 2 : inner + 2], enter[low + 2 : inner + 2], skip[low + 2 : inner + 2]
+            _backward_skip(here, stay[low:inner], one, enter[low + 1 : inner + 1], two, enter_two, skips, out, like)
+        for s in range(inner, high):
+            leaving = enter[s + 1] + after[s + 1] if s + 1 < states else -np.inf
+            before[s] = logaddexp(stay[s] + after[s], leaving, like)
+
+
+@jit
+def _forward_backward(
+    begin: Any, end: Any, directions: Any, log_stay: Any, log_enter: Any, final: Any, num_states: Any, skips: Any,
+    lengths: Any, log_alpha: Any, log_beta: Any, log_z: Any, like: Any,
+) -> None:  # fmt: skip
+    for item in range(begin, end):
+        b = item // directions
+        frames, states = lengths[b], num_states[b]
+        skip = skips[b] if skips.shape[0] else skips.reshape(-1)
+        if item % directions == 0:
+            _forward(log_stay[b], log_enter[b], skip, frames, states, log_alpha[b], like)
+            total = -np.inf
+            for s in range(states):
+                if final[b, s]:
+                    total = logaddexp(total, log_alpha[b, frames, s], like)
+            log_z[b] = total
+        else:
+            _backward(log_stay[b], log_enter[b], final[b], skip, frames, states, log_beta[b], like)
+
+
+@jit
+def _viterbi(
+    begin: Any, end: Any, log_stay: Any, log_enter: Any, final: Any, num_states: Any, skips: Any, lengths: Any, steps: Any,
+    path: Any, log_score: Any,
+) -> None:  # fmt: skip
+    best, previous = np.empty(log_stay.shape[2]), np.empty(log_stay.shape[2])
+    for b in range(begin, end):
+        states = num_states[b]
+        best[:] = -np.inf
+        best[0] = 0.0
+        for t in range(lengths[b]):
+            best, previous = previous, best
+            for s in range(states):
+                score, step = previous[s] + log_stay[b, t, s], 0
+                if s > 0 and previous[s - 1] + log_enter[b, t, s] > score:
+                    score, step = previous[s - 1] + log_enter[b, t, s], 1
+                if skips.shape[0] and s > 1 and skips[b, s] and previous[s - 2] + log_enter[b, t, s] > score:
+                    score, step = previous[s - 2] + log_enter[b, t, s], 2
+                best[s] = score
+                steps[b, t, s] = step
+        log_score[b], state = -np.inf, -1
+        for s in range(states):
+            if final[b, s] and best[s] > log_score[b]:
+                log_score[b], state = best[s], s
+        if state >= 0:
+            for t in range(lengths[b] - 1, -1, -1):
+                path[b, t] = state
+                state -= steps[b, t, state]

@@ -1,0 +1,23 @@
+"""The shape of a banded graph: which states exist, which arcs join them, where paths may end."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Topology(NamedTuple):
+    """States 0..S-1 of B graphs. Every path starts in state 0 before the first frame.
+
+    Each frame takes one arc. Three kinds of arcs lead to state s: its self-loop, the arc from s-1, and, where `skip` says so,
+    the arc from s-2. A self-loop has its own score; the arcs that enter s from other states share one.
+
+    final: (B, S) bool, where a path may end after the last frame.
+    num_states: (B,) integer; states from there on do not exist, and their scores are never read.
+    skip: (B, S) bool, or None where no graph has such arcs.
+    """
+
+    final: Tensor
+    num_states: Tensor
+    skip: Tensor | None = None

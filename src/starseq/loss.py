@@ -1,0 +1,301 @@
+"""The losses that users call: STC, CTC and selfless CTC, as functions and as modules in the manner of torch.nn.CTCLoss."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from starseq import wfst
+from starseq.arguments import (
+    BACKENDS, MATCHINGS, REDUCTIONS, Lengths, backend_for, batch_of, check_values, lengths_of, one_of, padded_targets,
+    per_gap_penalty,
+)  # fmt: skip
+from starseq.op import score
+
+
+def stc_loss(
+    logits: Tensor,
+    targets: Tensor,
+    input_lengths: Lengths,
+    target_lengths: Lengths,
+    *,
+    penalty: float | Tensor = math.log(0.5),
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+    batch_first: bool = False,
+    matching: str = "leftmost",
+    normalized: bool = True,
+    max_target_length: int | None = None,
+    return_inserted: bool = False,
+    validate: bool = False,
+    backend: str = "auto",
+) -> Any:
+    r"""Star Temporal Classification: -log of the summed weight of all alignments that contain the labels in order.
+
+    An alignment takes one token a frame; its blanks are removed, its repeats are *not* merged. It weighs
+    prod_t P_t(token) times p = exp(penalty) for every token that is not one of the labels:
+
+        stay(t, l) = P_t(blank) + p_l * P_t(star \ y_{l+1});    alpha(t+1, l) = alpha(t, l) stay(t, l) + alpha(t, l-1) P_t(y_l)
+
+    Args:
+        logits: (T, B, V), (B, T, V) with `batch_first`, or (T, V): logits or log-probabilities. float64, float32, bfloat16 or
+            float16; any strides.
+        targets: (B, U) padded, or the labels of all utterances one after the other, (sum of lengths,). Any integer type.
+        input_lengths, target_lengths: (B,) tensors on any device, or sequences of ints.
+        penalty: lambda = log p <= 0: a number, or a tensor () or (B,) or, a value for each gap, (B, U+1). Gap l lies after
+            label l; -inf closes it. Differentiable.
+        blank: the token that means nothing.
+        reduction: "none" gives (B,), "sum" their sum, "mean" the mean over the batch of loss / max(target length, 1).
+        zero_infinity: an utterance without any alignment (fewer frames than labels) has loss 0 instead of inf. Its gradient
+            is 0 either way.
+        matching: "leftmost" counts each alignment once, "all" once for every embedding of the labels.
+        normalized: applies a log-softmax first, which changes nothing on log-probabilities; False takes scores as they are.
+        max_target_length: saves the one host sync that concatenated targets need on a GPU.
+        return_inserted: also returns the expected number of inserted tokens for each gap, (B, U+1).
+        validate: checks values on a GPU too, which waits for the device. On the CPU they are always checked.
+        backend: "auto" is triton on CUDA, numba on the CPU, torch elsewhere; or "torch", "numba", "triton", "wfst".
+
+    Returns the loss, float32 (float64 for float64), or (loss, inserted).
+
+    Raises ValueError naming the argument, the offending value and its place.
+
+        >>> logits = torch.tensor([[[0.6, 0.3, 0.1]], [[0.2, 0.5, 0.3]]]).log()      # T=2 frames, B=1, V=3 with blank
+        >>> loss = stc_loss(logits, torch.tensor([[1]]), (2,), (1,), penalty=math.log(0.5))
+        >>> by_hand = (0.6 + 0.5 * 0.1) * 0.5 + 0.3 * (0.2 + 0.5 * (0.5 + 0.3))      # label second, label first
+        >>> abs(loss.item() + math.log(by_hand)) < 1e-6
+        True
+    """
+    return _loss(
+        "stc", logits, targets, input_lengths, target_lengths, penalty=penalty, matching=matching, blank=blank,
+        reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first, normalized=normalized,
+        max_target_length=max_target_length, return_inserted=return_inserted, validate=validate, backend=backend,
+    )  # fmt: skip
+
+
+def ctc_loss(
+    logits: Tensor,
+    targets: Tensor,
+    input_lengths: Lengths,
+    target_lengths: Lengths,
+    *,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+    batch_first: bool = False,
+    normalized: bool = True,
+    max_target_length: int | None = None,
+    validate: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """Connectionist Temporal Classification, as torch.nn.functional.ctc_loss, but from logits. Arguments as in stc_loss.
+
+        >>> logits = torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(0))
+        >>> arguments = (torch.tensor([[1, 1], [2, 3]]), (5, 4), (2, 1))
+        >>> ours, theirs = ctc_loss(logits, *arguments), torch.nn.functional.ctc_loss(logits.log_softmax(2), *arguments)
+        >>> torch.allclose(ours, theirs)
+        True
+    """
+    loss: Tensor = _loss(
+        "ctc", logits, targets, input_lengths, target_lengths, blank=blank, reduction=reduction,
+        zero_infinity=zero_infinity, batch_first=batch_first, normalized=normalized,
+        max_target_length=max_target_length, validate=validate, backend=backend,
+    )  # fmt: skip
+    return loss
+
+
+def selfless_ctc_loss(
+    logits: Tensor,
+    targets: Tensor,
+    input_lengths: Lengths,
+    target_lengths: Lengths,
+    *,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+    batch_first: bool = False,
+    normalized: bool = True,
+    max_target_length: int | None = None,
+    validate: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """CTC whose collapse removes blanks only, so that labels have no self-loops: STC with all gaps closed.
+
+        >>> logits = torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(0))
+        >>> arguments = (torch.tensor([[1, 1], [2, 3]]), (5, 4), (2, 1))
+        >>> closed = stc_loss(logits, *arguments, penalty=-math.inf)
+        >>> torch.allclose(selfless_ctc_loss(logits, *arguments), closed)
+        True
+    """
+    loss: Tensor = _loss(
+        "selfless_ctc", logits, targets, input_lengths, target_lengths, blank=blank, reduction=reduction,
+        zero_infinity=zero_infinity, batch_first=batch_first, normalized=normalized,
+        max_target_length=max_target_length, validate=validate, backend=backend,
+    )  # fmt: skip
+    return loss
+
+
+class _Loss(nn.Module):
+    """Keeps the keywords of a loss function and shows them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        one_of("reduction", options["reduction"], REDUCTIONS)
+        one_of("matching", options.get("matching", "leftmost"), MATCHINGS)
+        one_of("backend", options["backend"], BACKENDS)
+        self.options = options
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+class STCLoss(_Loss):
+    """stc_loss as a module; the same call as torch.nn.CTCLoss, plus the penalty.
+
+        >>> criterion = STCLoss(blank=0)
+        >>> logits = torch.zeros(4, 1, 3, requires_grad=True)
+        >>> loss = criterion(logits, torch.tensor([[1, 2]]), torch.tensor([4]), torch.tensor([2]), penalty=math.log(0.5))
+        >>> loss.backward()
+        >>> logits.grad.shape
+        torch.Size([4, 1, 3])
+    """
+
+    def __init__(
+        self,
+        blank: int = 0,
+        reduction: str = "mean",
+        zero_infinity: bool = False,
+        *,
+        batch_first: bool = False,
+        matching: str = "leftmost",
+        normalized: bool = True,
+        max_target_length: int | None = None,
+        return_inserted: bool = False,
+        validate: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            blank=blank, reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first, matching=matching,
+            normalized=normalized, max_target_length=max_target_length, return_inserted=return_inserted,
+            validate=validate, backend=backend,
+        )  # fmt: skip
+
+    def forward(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        input_lengths: Lengths,
+        target_lengths: Lengths,
+        penalty: float | Tensor = math.log(0.5),
+    ) -> Any:
+        """The loss, or (loss, inserted): see stc_loss."""
+        return stc_loss(logits, targets, input_lengths, target_lengths, penalty=penalty, **self.options)
+
+
+class CTCLoss(_Loss):
+    """ctc_loss as a module, in place of log_softmax and torch.nn.CTCLoss.
+
+        >>> CTCLoss()(torch.zeros(4, 1, 3), torch.tensor([[1, 2]]), (4,), (2,)).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        blank: int = 0,
+        reduction: str = "mean",
+        zero_infinity: bool = False,
+        *,
+        batch_first: bool = False,
+        normalized: bool = True,
+        max_target_length: int | None = None,
+        validate: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            blank=blank, reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first, normalized=normalized,
+            max_target_length=max_target_length, validate=validate, backend=backend,
+        )  # fmt: skip
+
+    def forward(self, logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths) -> Tensor:
+        """See ctc_loss."""
+        return ctc_loss(logits, targets, input_lengths, target_lengths, **self.options)
+
+
+class SelflessCTCLoss(CTCLoss):
+    """selfless_ctc_loss as a module.
+
+        >>> SelflessCTCLoss()(torch.zeros(4, 1, 3), torch.tensor([[1, 2]]), (4,), (2,)).shape
+        torch.Size([])
+    """
+
+    def forward(self, logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths) -> Tensor:
+        """See selfless_ctc_loss."""
+        return selfless_ctc_loss(logits, targets, input_lengths, target_lengths, **self.options)
+
+
+def _loss(
+    criterion: str, logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths, *,
+    blank: int, reduction: str, zero_infinity: bool, batch_first: bool, normalized: bool, max_target_length: int | None,
+    validate: bool, backend: str, penalty: float | Tensor | None = None, matching: str = "leftmost",
+    return_inserted: bool = False,
+) -> Any:  # fmt: skip
+    """Brings every form of input to one, runs the criterion, reduces."""
+    one_of("reduction", reduction, REDUCTIONS)
+    one_of("matching", matching, MATCHINGS)
+    batched = logits.dim() == 3
+    logits = batch_of(logits, batch_first)
+    batch, _, vocabulary = logits.shape
+    if not 0 <= blank < vocabulary:
+        raise ValueError(f"blank: {blank} is outside 0..{vocabulary - 1}, the vocabulary")
+    input_lengths = lengths_of("input_lengths", input_lengths, batch, logits.device)
+    target_lengths = lengths_of("target_lengths", target_lengths, batch, logits.device)
+    targets = padded_targets(targets, target_lengths, batched, max_target_length, logits.device)
+    log_penalty = None if penalty is None else per_gap_penalty(penalty, batch, targets.shape[1], batched, logits)
+
+    backend = backend_for(backend, logits.device)
+    losses, inserted = (_score_by_wfst if backend == "wfst" else score)(
+        logits, targets, input_lengths, target_lengths, log_penalty, criterion=criterion, matching=matching, blank=blank,
+        normalized=normalized, backend=backend, validate=validate or logits.device.type == "cpu", inserted=return_inserted,
+    )  # fmt: skip
+    if zero_infinity:
+        losses = losses.masked_fill(losses == math.inf, 0)
+    if reduction == "mean":
+        loss = (losses / target_lengths.clamp(min=1)).mean()
+    elif reduction == "sum":
+        loss = losses.sum()
+    else:
+        loss = losses if batched else losses[0]
+    return (loss, inserted if batched else inserted[0]) if return_inserted else loss
+
+
+def _score_by_wfst(
+    logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None, *,
+    criterion: str, matching: str, blank: int, normalized: bool, backend: str, validate: bool, inserted: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """As op.score, one utterance after the other through the reference, in float64."""
+    if validate:
+        check_values(targets, input_lengths, target_lengths, log_penalty, logits.shape, blank)
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    losses, insertions = [], []
+    for b, (frames, length) in enumerate(zip(input_lengths.tolist(), target_lengths.tolist(), strict=True)):
+        log_probs = logits[b, :frames].double()
+        if normalized:  # a frame without any mass stays as it is: its softmax is undefined
+            empty = (log_probs == -math.inf).all(dim=1, keepdim=True)
+            log_probs = torch.where(empty, log_probs, log_probs.masked_fill(empty, 0).log_softmax(dim=1))
+        target = targets[b, :length].tolist()
+        if log_penalty is None:
+            losses.append(getattr(wfst, criterion)(log_probs, target, blank=blank))
+            continue
+        gaps = log_penalty[b, : length + 1].double()
+        losses.append(wfst.stc(log_probs, target, log_penalty=gaps, blank=blank, matching=matching))
+        if inserted:
+            gaps = gaps.detach().requires_grad_()
+            with torch.enable_grad():
+                loss = wfst.stc(log_probs.detach(), target, log_penalty=gaps, blank=blank, matching=matching)
+            (slope,) = torch.autograd.grad(loss, gaps)
+            insertions.append(nn.functional.pad(-slope, (0, targets.shape[1] - length)))
+    together = torch.stack(losses) if losses else logits.sum(dim=(1, 2))  # of no utterances: (0,), differentiable
+    return together.to(dtype), torch.stack(insertions).to(dtype) if insertions else logits.new_empty(0, dtype=dtype)
