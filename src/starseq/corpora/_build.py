@@ -1,0 +1,243 @@
+"""What every corpus shares: a folder with a manifest, perhaps an archive, what was bad, and a report of it all."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starseq.data.errors import DataError
+from starseq.data.files import atomic_writer, write_text
+from starseq.data.manifest import (
+    BadRow,
+    BadRowWriter,
+    ManifestError,
+    ManifestWriter,
+    Row,
+    bad_rows_beside,
+    hash64,
+    manifest_writer,
+)
+from starseq.text.gaps import split_gaps
+
+ARCHIVE = "lines.tar"
+_TAR_BLOCK = 512
+
+
+@dataclass
+class Tally:
+    """Counts of one split. `seconds` for audio, `width` (sum of pixels) for images; `longest` in the same unit."""
+
+    rows: int = 0
+    seconds: float = 0.0
+    width: int = 0
+    longest: float = 0.0
+    words: int = 0
+    characters: int = 0
+
+    def add(self, fields: dict[str, Any], text: str) -> None:
+        seconds, width = float(fields.get("duration", 0.0)), int(fields.get("width", 0))
+        self.rows += 1
+        self.seconds += seconds
+        self.width += width
+        self.longest = max(self.longest, seconds or width)
+        self.words += len(text.split())
+        self.characters += len(text)
+
+
+@dataclass
+class Report:
+    """What `prepare` wrote: counts by split, character set, what was left out and why, and notes for the user."""
+
+    corpus: str
+    manifest: Path
+    splits: dict[str, Tally] = field(default_factory=dict)
+    charset: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    bad: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        return sum(tally.rows for tally in self.splits.values())
+
+    @property
+    def seconds(self) -> float:
+        return sum(tally.seconds for tally in self.splits.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "corpus": self.corpus,
+            "rows": self.rows,
+            "seconds": round(self.seconds, 3),
+            "charset": len(self.charset),
+            "chars": "".join(char for char, _ in self.charset.most_common()),
+            "splits": {name: vars(tally) for name, tally in self.splits.items()},
+            "left_out": dict(self.left_out),
+            "bad": self.bad,
+            "notes": self.notes,
+        }
+
+    def __str__(self) -> str:
+        """Some lines of text: what the command prints."""
+        lines = [f"{self.corpus}: {self.rows:,} rows -> {self.manifest}"]
+        for name, tally in self.splits.items():
+            size = ""
+            if tally.seconds:
+                mean = tally.seconds / tally.rows
+                size = f", {tally.seconds / 3600:.2f} h (mean {mean:.1f} s, max {tally.longest:.1f} s)"
+            elif tally.width:
+                size = f", mean width {tally.width / tally.rows:.0f} px (max {tally.longest:.0f})"
+            counts = f"{tally.words:,} words, {tally.characters:,} characters"
+            lines.append(f"  {name or '(no split)'}: {tally.rows:,} rows{size}, {counts}")
+        shown = "".join(char for char, _ in self.charset.most_common())
+        lines.append(f"  {len(self.charset)} characters: {shown!r}")
+        lines += [f"  left out: {count:,} x {reason}" for reason, count in sorted(self.left_out.items())]
+        if self.bad:
+            lines.append(f"  bad: {self.bad:,} rows, see {self.manifest.parent / 'bad.jsonl'}")
+        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+
+
+class Builder:
+    """Takes rows, and what cannot be one; made by `building`."""
+
+    def __init__(
+        self, report: Report, manifest: ManifestWriter, bad: BadRowWriter | None, tar: _Tar | None, source: Path
+    ) -> None:
+        self.report = report
+        self._manifest, self._bad, self._tar = manifest, bad, tar
+        self._prefix = os.path.relpath(os.path.realpath(source), os.path.realpath(report.manifest.parent))
+
+    def add(self, fields: dict[str, Any], file: str, line: int, *, member: bytes | None = None) -> None:
+        """A row; its `path` is relative to the source. With `member`, those bytes go into the archive under that name.
+
+        `file` and `line` are where it was described, for the message if it is no good.
+        """
+        if self._tar is not None and member is not None:
+            fields = {**fields, **self._tar.add(fields["path"], member)}
+        else:
+            name = "archive" if "archive" in fields else "path"
+            fields = {**fields, name: Path(self._prefix, fields[name]).as_posix()}
+        try:
+            self._manifest.write(Row(fields))
+        except ManifestError as error:
+            self.bad(file, line, error.reason.removeprefix("not written, "), fields)
+            return
+        text = "".join(split_gaps(fields["text"]))
+        self.report.splits.setdefault(fields.get("split", ""), Tally()).add(fields, text)
+        self.report.charset.update(text)
+
+    def leave_out(self, reason: str, count: int = 1) -> None:
+        """Something that is not wrong, but no row: counted under `reason`."""
+        if count:
+            self.report.left_out[reason] += count
+
+    def bad(self, file: str, line: int, reason: str, raw: object = "") -> None:
+        """Something wrong: `ManifestError`, or a line of `bad.jsonl`."""
+        if self._bad is None:
+            raise ManifestError(file, line, reason)
+        text = raw if isinstance(raw, str) else json.dumps(raw, ensure_ascii=False)
+        self._bad(BadRow(file, line, reason, text))
+        self.report.bad += 1
+
+    @contextmanager
+    def trying(self, file: str, line: int, raw: object = "") -> Iterator[None]:
+        """What the block raises about its data is `bad`."""
+        try:
+            yield
+        except ManifestError as error:  # it knows its place better
+            self.bad(error.file, error.line, error.reason, raw)
+        except DataError as error:
+            self.bad(file, line, str(error).removeprefix(f"{file}: "), raw)
+
+
+class _Tar:
+    """A tar that knows where each member's bytes begin. Owner and time are fixed, so equal members give equal tars."""
+
+    def __init__(self, tar: tarfile.TarFile, name: str) -> None:
+        self._tar, self._name = tar, name
+
+    def add(self, name: str, data: bytes) -> dict[str, Any]:
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        self._tar.addfile(info, io.BytesIO(data))
+        padded = -(-len(data) // _TAR_BLOCK) * _TAR_BLOCK
+        return {"archive": self._name, "offset": self._tar.offset - padded, "nbytes": len(data)}
+
+
+@contextmanager
+def building(
+    corpus: str, out: str | os.PathLike[str], *, source: str | os.PathLike[str], skip_bad: bool, archive: bool = False
+) -> Iterator[Builder]:
+    """Writes `out/manifest.jsonl` (with `archive` also `lines.tar`, with `skip_bad` also `bad.jsonl`) and `STATS.json`.
+
+    All of it appears when the block ends well, the manifest last; a job that is killed leaves no manifest that points
+    to what is not there. No row at all is a `DataError`.
+    """
+    folder = Path(out)
+    manifest = folder / "manifest.jsonl"
+    report = Report(corpus, manifest)
+    with ExitStack() as stack:
+        # Entered first, renamed last.
+        rows = stack.enter_context(manifest_writer(manifest))
+        bad = stack.enter_context(bad_rows_beside(manifest, skip_bad))
+        tar = None
+        if archive:
+            file = stack.enter_context(atomic_writer(folder / ARCHIVE))
+            tar = _Tar(stack.enter_context(tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT)), ARCHIVE)
+        yield Builder(report, rows, bad, tar, Path(source))
+        if not rows.rows:
+            reasons = [f"{count} x {reason}" for reason, count in report.left_out.items()]
+            raise DataError(f"{source}: found nothing to put into a manifest" + "".join(f"; {r}" for r in reasons))
+        if archive:
+            manifest.unlink(missing_ok=True)  # an old manifest must not outlive the archive that it points into
+    here, there = os.path.realpath(folder), os.path.realpath(source)
+    if not archive and os.path.commonpath([here, there]) != here:
+        root = os.path.commonpath([here, there])
+        report.notes.append(f"the files lie outside {folder}: read the manifest with root={root!r}")
+    write_text(folder / "STATS.json", json.dumps(report.to_dict(), ensure_ascii=False, indent=1) + "\n")
+
+
+Split = Callable[[str], str]
+
+
+def split_by_share(dev: float, test: float, seed: int = 0) -> Split:
+    """Puts keys (pages, speakers) into train, dev and test by a hash: a key always goes to the same split.
+
+    >>> split = split_by_share(0.1, 0.1)
+    >>> from collections import Counter
+    >>> sorted(Counter(split(f"page-{i}") for i in range(1000)))
+    ['dev', 'test', 'train']
+    """
+    if not (dev >= 0 and test >= 0 and dev + test < 1):
+        raise ValueError(f"dev and test are shares that leave something to train on; got dev={dev}, test={test}")
+
+    def split(key: str) -> str:
+        place = hash64("split", seed, key) / 2**64
+        return "test" if place < test else "dev" if place < test + dev else "train"
+
+    return split
+
+
+_SPLITS = {
+    "train": ("train", "training", "tr"),
+    "dev": ("dev", "val", "valid", "validation", "va"),
+    "test": ("test", "testing", "eval", "te"),
+}
+_SPLIT_OF = {name: split for split, names in _SPLITS.items() for name in names}
+
+
+def split_of_folders(path: Path) -> str | None:
+    """The split that a relative path's folders name, if one does.
+
+    >>> split_of_folders(Path("val/page/0001.xml"))
+    'dev'
+    """
+    return next((_SPLIT_OF[part.lower()] for part in path.parts[:-1] if part.lower() in _SPLIT_OF), None)

@@ -1,0 +1,129 @@
+"""Pages with an XML file each, whatever its dialect: lines are cut out, straightened and stored in one archive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from starseq.corpora._build import Builder, Report, building, split_by_share, split_of_folders
+from starseq.corpora._lines import Points, straighten
+from starseq.corpora._media import files
+from starseq.corpora._xml import Element, find_image, parse_xml
+from starseq.data import images
+from starseq.data.errors import DataError
+from starseq.data.manifest import ManifestError, Progress
+from starseq.text.gaps import escape
+
+
+class Line(NamedTuple):
+    """A text line as the XML has it, in the XML's own coordinates; `at` is its line in the XML file."""
+
+    id: str
+    text: str
+    outline: Points
+    baseline: Points
+    at: int
+
+
+@dataclass
+class Page:
+    """A page: its image's name, its size in the XML's units (0: not said), and its text lines."""
+
+    image: str
+    size: tuple[float, float] = (0.0, 0.0)
+    lines: list[Element] = field(default_factory=list)
+
+
+class Dialect(NamedTuple):
+    """A kind of XML: the tag of its root element, how to read its page, and how a line.
+
+    What `read_line` gives instead of a line is why it is left out; what it raises (`DataError`) makes the line bad.
+    """
+
+    name: str
+    root: str
+    read_page: Callable[[Element], Page]
+    read_line: Callable[[Element, int], Line | str]
+
+
+def prepare_pages(
+    dialect: Dialect,
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    dev: float,
+    test: float,
+    skip_bad: bool,
+    progress: Progress | None,
+) -> Report:
+    """All XML files of that dialect under `source`.
+
+    A folder called train, val or test (or the like) decides the split; otherwise a hash of the page does.
+    """
+    root = Path(source).resolve()
+    if not root.is_dir():
+        raise DataError(f"{source}: no such folder")
+    split = split_by_share(dev, test)
+    xmls = [path for path in files(root) if path.suffix.lower() == ".xml"]
+    with building(dialect.name, out, source=root, skip_bad=skip_bad, archive=True) as build:
+        for done, xml in enumerate(xmls, start=1):
+            with build.trying(str(xml), 1):
+                element = parse_xml(xml.read_bytes(), str(xml))
+                if element.tag != dialect.root:
+                    build.leave_out(f"XML file that is not {dialect.name} (root element {element.tag})")
+                else:
+                    relative = xml.relative_to(root)
+                    where = split_of_folders(relative) or split(relative.as_posix())
+                    _add_page(build, dialect, dialect.read_page(element), xml, root, where)
+            if progress is not None:
+                progress(done, len(xmls))
+    return build.report
+
+
+def _add_page(build: Builder, dialect: Dialect, page: Page, xml: Path, root: Path, split: str) -> None:
+    lines: list[Line] = []
+    for number, element in enumerate(page.lines):
+        with build.trying(str(xml), element.line):
+            line = dialect.read_line(element, number)
+            if isinstance(line, str):
+                build.leave_out(line)
+            else:
+                lines.append(line)
+    if not lines:
+        build.leave_out("page without a transcribed line")
+        return
+    found = find_image(page.image, xml, root)
+    if found is None:
+        raise DataError(f"the page image {page.image!r} is not under {root}")
+    image = images.open_image(found)
+    scale = _scale(page.size, image.size, str(xml))
+    name = xml.relative_to(root).with_suffix("").as_posix()
+    for line in lines:
+        with build.trying(str(xml), line.at, {"id": line.id, "text": line.text}):
+            outline = [(x * scale[0], y * scale[1]) for x, y in line.outline]
+            baseline = [(x * scale[0], y * scale[1]) for x, y in line.baseline]
+            pixels = straighten(image, outline, baseline)
+            fields = {
+                "id": f"{name}/{line.id}",
+                "path": f"{name}/{line.id}.png".replace("..", "_"),  # a name in the archive, which others may unpack
+                "text": escape(line.text),
+                "width": pixels.shape[1],
+                "height": pixels.shape[0],
+                "page": name,
+                "split": split,
+            }
+            build.add(fields, str(xml), line.at, member=images.encode(pixels))
+
+
+def _scale(stated: tuple[float, float], real: tuple[int, int], xml: str) -> tuple[float, float]:
+    """What takes the XML's coordinates to pixels: pages are also measured in 1/10 mm, or were scanned anew."""
+    if min(stated) <= 0:
+        return 1.0, 1.0
+    x, y = real[0] / stated[0], real[1] / stated[1]
+    if abs(x / y - 1) > 0.02:
+        size = f"{stated[0]:g} x {stated[1]:g}"
+        raise ManifestError(xml, 1, f"the page is {size} there, but its image is {real[0]} x {real[1]} pixels")
+    return x, y

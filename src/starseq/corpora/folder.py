@@ -1,0 +1,68 @@
+"""A folder of audio files or line images, each with its text in a file of the same name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from starseq.corpora._build import Report, building, split_by_share, split_of_folders
+from starseq.corpora._media import SUFFIXES, describe, files
+from starseq.data.errors import DataError
+from starseq.data.manifest import Progress
+
+_TEXTS = (".txt", ".gt.txt", ".lab")
+
+
+def prepare(
+    source: Annotated[str | os.PathLike[str], "Folder with a.wav and a.txt, b.png and b.txt (or b.gt.txt), and so on."],
+    out: Annotated[str | os.PathLike[str], "Folder to write: manifest.jsonl, STATS.json."],
+    *,
+    dev: Annotated[float, "Share of files for dev, where no folder is called val or the like."] = 0.05,
+    test: Annotated[float, "Share of files for test, where no folder is called test."] = 0.1,
+    check: Annotated[bool, "Decode every file, not only its header."] = True,
+    skip_bad: Annotated[bool, "Write bad files to bad.jsonl and go on."] = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Audio or images, a text file beside each.
+
+    A `*` in the text marks a gap.
+    """
+    root = Path(source).resolve()
+    if not root.is_dir():
+        raise DataError(f"{source}: no such folder")
+    split = split_by_share(dev, test)
+    found = files(root)
+    media = [path for path in found if path.suffix.lower() in SUFFIXES]
+    texts = {path for path in found if path.name.endswith(_TEXTS)}
+    with building("folder", out, source=root, skip_bad=skip_bad) as build:
+        for done, path in enumerate(media, start=1):
+            text = next((t for suffix in _TEXTS if (t := path.with_suffix(suffix)) in texts), None)
+            if text is None:
+                build.leave_out(f"{path.suffix.lower()} file without a text file")
+            else:
+                texts.discard(text)
+                with build.trying(str(path), 1):
+                    relative = path.relative_to(root)
+                    id = relative.with_suffix("").as_posix()
+                    fields = {"id": id, "path": relative.as_posix(), "text": _read_text(text)}
+                    fields |= describe(path, str(path), check=check)
+                    fields["split"] = split_of_folders(relative) or split(id)
+                    build.add(fields, str(text), 1)
+            if progress is not None:
+                progress(done, len(media))
+        build.leave_out("text file without an audio file or image", len(texts))
+    return build.report
+
+
+def _read_text(path: Path) -> str:
+    """The first line. Its spaces are labels in character mode, so they stay."""
+    try:
+        lines = path.read_bytes().decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 at byte {error.start}") from None
+    if not any(line.strip() for line in lines):
+        raise DataError(f"{path}: the text is empty")
+    if any(line.strip() for line in lines[1:]):
+        raise DataError(f"{path}: more than one line of text")
+    return lines[0]

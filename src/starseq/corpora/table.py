@@ -1,0 +1,83 @@
+"""A CSV or TSV table of audio files or line images with their text."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from starseq.corpora._build import Report, building, split_by_share
+from starseq.corpora._media import SUFFIXES, describe
+from starseq.data.errors import DataError
+from starseq.data.files import resolve_inside
+from starseq.data.manifest import ManifestError, Progress
+
+
+def prepare(
+    source: Annotated[str | os.PathLike[str], "CSV or TSV file with a header line."],
+    out: Annotated[str | os.PathLike[str], "Folder to write: manifest.jsonl, STATS.json."],
+    *,
+    path_column: Annotated[str, "Column with the file's path, relative to the table."] = "path",
+    text_column: Annotated[str, "Column with the text."] = "text",
+    id_column: Annotated[str, "Column with the id; without such a column the path is the id."] = "id",
+    split_column: Annotated[str, "Column with the split; without it, a hash of the id decides."] = "split",
+    root: Annotated[str | os.PathLike[str] | None, "Folder that paths may not leave; by default the table's."] = None,
+    dev: Annotated[float, "Share of rows for dev, where there is no split column."] = 0.05,
+    test: Annotated[float, "Share of rows for test, where there is no split column."] = 0.1,
+    check: Annotated[bool, "Decode every file, not only its header."] = True,
+    skip_bad: Annotated[bool, "Write bad rows to bad.jsonl and go on."] = False,
+    progress: Progress | None = None,
+) -> Report:
+    """CSV or TSV: one row an audio file or line image.
+
+    Other columns are kept. A `*` in the text marks a gap.
+    """
+    table = Path(source)
+    if not table.is_file():
+        raise DataError(f"{source}: no such file")
+    split = split_by_share(dev, test)
+    folder = table.parent.resolve()
+    with building("table", out, source=folder, skip_bad=skip_bad) as build:
+        rows = list(_rows(table))
+        header = rows[0][1] if rows else []
+        for column in (path_column, text_column):
+            if column not in header:
+                raise ManifestError(table, 1, f"no column {column!r} (there are {', '.join(header) or 'none'})")
+        for done, (line, cells) in enumerate(rows[1:], start=1):
+            with build.trying(str(table), line, cells):
+                if len(cells) != len(header):
+                    raise DataError(f"{len(cells)} cells, but the header has {len(header)}")
+                row = dict(zip(header, cells, strict=True))
+                path = resolve_inside(row[path_column], folder, root)
+                if path.suffix.lower() not in SUFFIXES:
+                    raise DataError(f"{row[path_column]}: neither audio nor an image by its name")
+                id = row.pop(id_column, "") or Path(row[path_column]).with_suffix("").as_posix()
+                fields = {"id": id, "path": row.pop(path_column), "text": row.pop(text_column)}
+                fields["split"] = row.pop(split_column, "") or split(id)
+                media = describe(path, fields["path"], check=check)
+                build.add({**row, **fields, **media}, str(table), line)
+            if progress is not None:
+                progress(done, len(rows) - 1)
+    return build.report
+
+
+def _rows(table: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line numbers and cells; the delimiter is the one that the header line has most of."""
+    data = table.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ManifestError(table, data[: error.start].count(b"\n") + 1, "not UTF-8") from None
+    first = text.partition("\n")[0]
+    delimiter = max("\t,;", key=first.count)
+    reader = csv.reader(text.splitlines(keepends=True), delimiter=delimiter, strict=True)
+    start = 1
+    try:
+        for cells in reader:
+            if any(cells):
+                yield start, cells
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise ManifestError(table, start, f"not {'TSV' if delimiter == chr(9) else 'CSV'}: {error}") from None

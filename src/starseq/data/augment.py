@@ -1,0 +1,151 @@
+"""Augmentation on the device, a pure function of (seed, epoch, id).
+
+What is drawn comes from `seeds.generator(seed, epoch, id)` on the CPU, so an item is augmented alike whatever its
+batch, rank, worker or device, and a run that resumes sees what it would have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from starseq.data.seeds import generator
+
+
+@dataclass(frozen=True)
+class SpecAugment:
+    """Masks in frequency and time, without time warping (Park et al. 2019); the defaults are the published settings.
+
+    Each frequency mask covers 0 to `freq_width` bands, each time mask 0 to min(`time_width`, `time_ratio` * length)
+    frames, uniformly, at a uniform place. Masked values become 0, the mean of normalised features. Before optimiser
+    step `start_step` nothing happens.
+
+    >>> augment, x = SpecAugment(start_step=100), torch.ones(1, 50, 80)
+    >>> y = augment(x, [50], ["utt-1"], seed=0, epoch=2, step=100)
+    >>> torch.equal(y, x), torch.equal(augment(x, [50], ["utt-1"], seed=0, epoch=2, step=99), x)
+    (False, True)
+    """
+
+    freq_masks: int = 2
+    freq_width: int = 30
+    time_masks: int = 10
+    time_width: int = 50
+    time_ratio: float = 0.1
+    start_step: int = 32_000
+
+    def __post_init__(self) -> None:
+        for name in ("freq_masks", "freq_width", "time_masks", "time_width", "time_ratio", "start_step"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is not negative; got {getattr(self, name)}")
+
+    def __call__(
+        self, x: Tensor, lengths: Tensor | Sequence[int], ids: Sequence[str], *, seed: int, epoch: int, step: int
+    ) -> Tensor:
+        """x (B, T, F) -> a new tensor, frames past `lengths` (B,) untouched; x itself before the start."""
+        if step < self.start_step:
+            return x
+        B, T, F = x.shape
+        frames = torch.as_tensor(lengths).tolist()
+        if not len(frames) == len(ids) == B:
+            raise ValueError(f"x holds {B} items, lengths {len(frames)}, ids {len(ids)}")
+        freq, time = torch.zeros(B, F, dtype=torch.bool), torch.zeros(B, T, dtype=torch.bool)
+        for b, (id, length) in enumerate(zip(ids, frames, strict=True)):
+            draw = generator(seed, epoch, id)
+            width = min(self.time_width, int(self.time_ratio * length))
+            _mask(freq[b], F, self.freq_masks, min(self.freq_width, F), draw)
+            _mask(time[b], length, self.time_masks, width, draw)
+        masked = freq.to(x.device)[:, None, :] | time.to(x.device)[:, :, None]
+        inside = torch.arange(T, device=x.device) < torch.as_tensor(lengths).to(x.device)[:, None]
+        return x.masked_fill(masked & inside[:, :, None], 0.0)
+
+
+@dataclass(frozen=True)
+class RandomProjective:
+    """Moves the corners of a line image by up to `max_shift` pixels, and fits what results to the image's own size.
+
+    After OrigamiNet: a fair coin chooses whether corners move sideways or up and down; each moves uniformly; the moved
+    outline's bounding box is stretched back to the image, so no ink is cut off. A side keeps at least a quarter of
+    its length, so the map never folds. Background (0) comes in from outside.
+
+    >>> augment, x = RandomProjective(), torch.rand(2, 100, 32)
+    >>> y = augment(x, [100, 80], ["a", "b"], seed=0, epoch=1)
+    >>> y.shape, float(y[1, 80:].abs().sum())
+    (torch.Size([2, 100, 32]), 0.0)
+    """
+
+    max_shift: float = 16.0
+
+    def __post_init__(self) -> None:
+        if self.max_shift < 0:
+            raise ValueError(f"max_shift is not negative; got {self.max_shift}")
+
+    def __call__(
+        self, x: Tensor, lengths: Tensor | Sequence[int], ids: Sequence[str], *, seed: int, epoch: int, step: int = 0
+    ) -> Tensor:
+        """x (B, W, H), ink-positive, columns past `lengths` (B,) background -> a new tensor of that shape."""
+        B, W, H = x.shape
+        widths = torch.as_tensor(lengths).tolist()
+        if not len(widths) == len(ids) == B:
+            raise ValueError(f"x holds {B} items, lengths {len(widths)}, ids {len(ids)}")
+        maps = [self._map(width, H, generator(seed, epoch, id)) for id, width in zip(ids, widths, strict=True)]
+        # Pixel centres lie at + 1/2, so the corner of a pixel is a whole number and the outline is (0, 0, width, H).
+        u, v = torch.meshgrid(
+            torch.arange(W, device=x.device) + 0.5, torch.arange(H, device=x.device) + 0.5, indexing="ij"
+        )
+        target = torch.stack((u, v, torch.ones_like(u)))
+        source = torch.einsum("bij,jwh->biwh", torch.stack(maps).to(x.device, torch.float32), target)
+        # grid_sample wants (x, y) in [-1, 1]; (B, 1, W, H) has W as its rows, so y is the place along the line.
+        along, across = source[:, 0] / source[:, 2], source[:, 1] / source[:, 2]
+        grid = torch.stack((across * 2 / H - 1, along * 2 / W - 1), dim=-1)
+        moved = torch.nn.functional.grid_sample(
+            x.float()[:, None], grid, mode="bilinear", padding_mode="zeros", align_corners=False
+        )[:, 0]
+        outside = torch.arange(W, device=x.device) >= torch.as_tensor(lengths).to(x.device)[:, None]
+        return moved.masked_fill(outside[:, :, None], 0.0).to(x.dtype)
+
+    def _map(self, width: int, height: int, draw: torch.Generator) -> Tensor:
+        """The 3 x 3 map from a place in the new image to a place in the old one, in float64."""
+        if width == 0:
+            return torch.eye(3, dtype=torch.float64)
+        size = torch.tensor([width, height], dtype=torch.float64)
+        sideways = bool(torch.rand((), generator=draw) < 0.5)
+        shift = (torch.rand(4, 2, generator=draw, dtype=torch.float64) * 2 - 1) * self.max_shift
+        shift[:, 1 if sideways else 0] = 0
+        # Corners in the order of a walk around; `inward` shortens a side, and the two ends of a side share 3/4 of it.
+        unit = torch.tensor([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=torch.float64)
+        inward = torch.where(unit == 0, shift, -shift)
+        mate = torch.tensor([[1, 0, 3, 2], [3, 2, 1, 0]])  # the other end of the side along x, and along y
+        for axis in (0, 1):
+            total = inward[:, axis] + inward[mate[axis], axis]
+            inward[:, axis] *= (0.75 * size[axis] / total.clamp_min(1e-9)).clamp(max=1.0)
+        old = unit * size
+        new = old + torch.where(unit == 0, inward, -inward)
+        low, high = new.amin(dim=0), new.amax(dim=0)
+        return homography((new - low) / (high - low) * size, old)
+
+
+def homography(source: Tensor, target: Tensor) -> Tensor:
+    """The projective map, (3, 3) float64 with 1 in its corner, that takes four points (4, 2) to four others.
+
+    >>> square = torch.tensor([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=torch.float64)
+    >>> homography(square, square * 2 + 1).round().int().tolist()
+    [[2, 0, 1], [0, 2, 1], [0, 0, 1]]
+    """
+    x, y = source.double().unbind(dim=1)
+    u, v = target.double().unbind(dim=1)
+    one, zero = torch.ones_like(x), torch.zeros_like(x)
+    top = torch.stack((x, y, one, zero, zero, zero, -u * x, -u * y), dim=1)
+    bottom = torch.stack((zero, zero, zero, x, y, one, -v * x, -v * y), dim=1)
+    solved = torch.linalg.solve(torch.cat((top, bottom)), torch.cat((u, v)))
+    return torch.cat((solved, solved.new_ones(1))).view(3, 3)
+
+
+def _mask(row: Tensor, length: int, masks: int, width: int, draw: torch.Generator) -> None:
+    """Sets up to `masks` random stretches of `row[:length]`, each 0 to `width` long. Always draws as many numbers."""
+    for size, place in torch.rand(masks, 2, generator=draw).tolist():
+        stretch = int(size * (width + 1))
+        start = int(place * (length - stretch + 1))
+        row[start : start + stretch] = True

@@ -1,0 +1,96 @@
+"""Files: written whole or not at all, and found only under the root that the user gave."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from starseq.data.errors import DataError
+
+__all__ = ["atomic_writer", "resolve_inside", "write_bytes", "write_text"]
+
+
+@contextmanager
+def atomic_writer(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open `path` for writing so that readers see the old file or the new one, never half of one.
+
+    The bytes go to a hidden ``.NAME.*.tmp`` in the same folder, which is flushed to the disk and renamed over `path`
+    when the block ends. An exception removes it and leaves the old file as it was; a process killed in the block leaves
+    the old file and a stray ``.tmp``. Missing folders are made, and a link is followed, so that it stays a link.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with atomic_writer(folder / "a.txt") as file:
+    ...     _ = file.write(b"whole")
+    >>> (folder / "a.txt").read_text(), len(list(folder.iterdir()))
+    ('whole', 1)
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise DataError(f"{path}: not a regular file, so it cannot be replaced")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Not `tempfile`: its files are readable by their owner only, and this one becomes the result.
+    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            shutil.copymode(target, temporary)
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself survive a power cut, where the system can (Windows cannot open a folder)."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write `data` to `path` atomically (see `atomic_writer`)."""
+    with atomic_writer(path) as file:
+        file.write(data)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` to `path` atomically, as UTF-8 and with its line ends as they are."""
+    write_bytes(path, text.encode())
+
+
+def resolve_inside(path: str, folder: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Path:
+    """`path`, relative to `folder`, as a real path under `root` (the folder itself by default).
+
+    What counts is where the path ends once every ``..`` and link is followed: outside `root` it is a `DataError`. So a
+    manifest from elsewhere cannot make a job read ``../../.ssh/id_rsa``. The file need not exist.
+
+    >>> import tempfile
+    >>> folder = os.path.realpath(tempfile.mkdtemp())
+    >>> resolve_inside("clips/a.wav", folder).relative_to(folder).as_posix()
+    'clips/a.wav'
+    >>> resolve_inside("../a.wav", folder)
+    Traceback (most recent call last):
+    ...
+    starseq.data.errors.DataError: path '../a.wav' leads out of the root ...
+    """
+    if "\0" in path:
+        raise DataError(f"path {path!r} holds a NUL character")
+    inside = os.path.realpath(folder if root is None else root)
+    real = os.path.realpath(os.path.join(folder, path))
+    if os.path.commonpath([inside, real]) != inside:
+        raise DataError(f"path {path!r} leads out of the root {inside!r}: if that is meant, give a wider root")
+    return Path(real)

@@ -1,0 +1,45 @@
+"""`starseq prepare`: a corpus on disk to a manifest, and a manifest to stored features."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from starseq import corpora
+from starseq.corpora import Report
+from starseq.data.dataset import AudioReader
+from starseq.data.features import LogMel
+from starseq.data.manifest import Progress
+from starseq.data.precompute import Precomputed, precompute
+
+__all__ = ["Precomputed", "Report", "features", "prepare"]
+
+
+def prepare(corpus: str, *arguments: Any, **options: Any) -> Report:
+    """Writes the manifest of a corpus (one of `starseq.corpora.names()`) and reports on it.
+
+    The arguments are those of the corpus's own function, for example `starseq.corpora.folder.prepare`.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> report = prepare("digits", folder, train=3, dev=1, test=1)
+    >>> report.rows, sorted(os.listdir(folder))
+    (5, ['STATS.json', 'lines.tar', 'manifest.jsonl'])
+    """
+    return corpora.load(corpus)(*arguments, **options)
+
+
+def features(
+    manifest: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    rate: int = 16_000,
+    bands: int = 80,
+    root: str | os.PathLike[str] | None = None,
+    workers: int = 0,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> Precomputed:
+    """Stores the log-mel features of a manifest of audio under `out` (see `starseq.data.precompute`)."""
+    reader = AudioReader(LogMel(rate, bands))
+    return precompute(manifest, out, reader, root=root, workers=workers, skip_bad=skip_bad, progress=progress)

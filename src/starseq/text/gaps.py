@@ -1,0 +1,159 @@
+r"""Marked gaps: a `*` in a text stands for any number of missing labels.
+
+Backslashes mean something only right before a star: there ``\*`` is a literal star and ``\\`` a literal backslash, so
+``\\*`` is a backslash and then a gap. Everywhere else a backslash is itself.
+
+Gap l (0..U) lies after label l, as in the loss. `Partial` says which of them are open.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+__all__ = ["Partial", "Unit", "escape", "has_gap", "join_gaps", "parse", "render", "split_gaps", "unescape"]
+
+Unit = Literal["word", "char"]
+
+_STAR = re.compile(r"(\\*)\*")
+_LAST_BACKSLASHES = re.compile(r"\\+\Z")
+
+
+class Partial(NamedTuple):
+    """A partial label: U labels, and for each of the U + 1 gaps whether labels may be missing there."""
+
+    labels: tuple[str, ...]
+    open: tuple[bool, ...]
+
+
+def split_gaps(text: str) -> list[str]:
+    r"""The literal texts between the gaps: n gaps give n + 1 of them.
+
+    >>> split_gaps(r"the * fox, 3 \* 4")
+    ['the ', ' fox, 3 * 4']
+    """
+    if "*" not in text:
+        return [text]
+    segments, literal, end = [], "", 0
+    for match in _STAR.finditer(text):
+        backslashes, is_star = divmod(len(match[1]), 2)
+        literal += text[end : match.start()] + "\\" * backslashes
+        if is_star:
+            literal += "*"
+        else:
+            segments.append(literal)
+            literal = ""
+        end = match.end()
+    return [*segments, literal + text[end:]]
+
+
+def join_gaps(segments: Sequence[str]) -> str:
+    r"""The inverse of `split_gaps`: literal texts, joined by `*` and escaped where they need it.
+
+    >>> join_gaps(["the ", " fox, 3 * 4"])
+    'the * fox, 3 \\* 4'
+    """
+    *before_gap, last = map(escape, segments)
+    return "".join(_LAST_BACKSLASHES.sub(lambda m: m[0] * 2, text) + "*" for text in before_gap) + last
+
+
+def escape(literal: str) -> str:
+    r"""A text without gaps that reads back as `literal`.
+
+    >>> escape("2*3"), escape(r"C:\dir")
+    ('2\\*3', 'C:\\dir')
+    """
+    return _STAR.sub(lambda m: m[1] * 2 + r"\*", literal) if "*" in literal else literal
+
+
+def unescape(text: str) -> str:
+    r"""The literal text that `text` stands for, which must not hold a gap: the inverse of `escape`.
+
+    >>> unescape(r"2 \* 3")
+    '2 * 3'
+    """
+    literal, *after_gap = split_gaps(text)
+    if after_gap:
+        raise ValueError(f"text {text!r} has a gap, so it stands for no one text")
+    return literal
+
+
+def has_gap(text: str) -> bool:
+    r"""Whether `text` marks a gap.
+
+    >>> has_gap("the * fox"), has_gap(r"2 \* 3")
+    (True, False)
+    """
+    return "*" in text and any(len(match[1]) % 2 == 0 for match in _STAR.finditer(text))
+
+
+def parse(text: str, unit: Unit, *, marked: bool = False) -> Partial:
+    """The labels of `text`, and its open gaps.
+
+    Gaps are open where `text` marks them. A text without a mark is open everywhere, or, if it is known that gaps are
+    `marked`, complete. With ``unit="char"`` every character is a label, spaces too. With ``unit="word"`` a word that a
+    star touches (``qu*``) is a piece of a word: it is not a label, and the gap takes it.
+
+    >>> parse("the * fox", "word")
+    Partial(labels=('the', 'fox'), open=(False, True, False))
+    >>> parse("a b", "char").labels, parse("a b", "char").open
+    (('a', ' ', 'b'), (True, True, True, True))
+    >>> parse("a b", "word", marked=True).open
+    (False, False, False)
+    >>> parse("the qu* fox", "word")
+    Partial(labels=('the', 'fox'), open=(False, True, False))
+    """
+    segments = split_gaps(text)
+    pieces = [list(segment) for segment in segments] if unit == "char" else _words(segments)
+    labels = tuple(label for piece in pieces for label in piece)
+    if len(segments) == 1:
+        return Partial(labels, (not marked,) * (len(labels) + 1))
+    gaps = [False] * (len(labels) + 1)
+    position = 0
+    for piece in pieces[:-1]:
+        position += len(piece)
+        gaps[position] = True
+    return Partial(labels, tuple(gaps))
+
+
+def _words(segments: Sequence[str]) -> list[list[str]]:
+    """The whole words of each segment; a word that runs into a gap is not whole."""
+    last = len(segments) - 1
+    pieces = []
+    for index, segment in enumerate(segments):
+        words = segment.split()
+        if words and index < last and not segment[-1].isspace():
+            words.pop()
+        # The same word may touch the gaps on both sides: then it is gone already.
+        if words and index > 0 and not segment[0].isspace():
+            words.pop(0)
+        pieces.append(words)
+    return pieces
+
+
+def render(labels: Sequence[str], unit: Unit, gaps: Iterable[bool] | None = None) -> str:
+    """The text of `labels`, with a `*` at every open gap; `gaps=None` writes no marks. The inverse of `parse`.
+
+    >>> render(["the", "fox"], "word", [False, True, False])
+    'the * fox'
+    >>> render(["t", "e", " "], "char", [False, True, False, True])
+    't*e *'
+    >>> render(["2*3", "=", "6"], "word")
+    '2\\\\*3 = 6'
+    """
+    if gaps is None:
+        return " ".join(map(escape, labels)) if unit == "word" else escape("".join(labels))
+    opens = list(gaps)
+    if len(opens) != len(labels) + 1:
+        raise ValueError(f"gaps: {len(labels)} labels have {len(labels) + 1} gaps, not {len(opens)}")
+    if unit == "word":
+        parts = ["*"] if opens[0] else []
+        for label, is_open in zip(labels, opens[1:], strict=True):
+            parts.append(escape(label))
+            if is_open:
+                parts.append("*")
+        return " ".join(parts)
+    marks = [position for position, is_open in enumerate(opens) if is_open]
+    bounds = zip([0, *marks], [*marks, len(labels)], strict=True)
+    return join_gaps(["".join(labels[start:end]) for start, end in bounds])

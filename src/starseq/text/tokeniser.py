@@ -1,0 +1,108 @@
+"""Tokenisers: text to label indices and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from starseq.text.gaps import Unit, parse
+from starseq.text.normalise import Normaliser
+from starseq.text.vocabulary import CONTINUED, Vocabulary
+
+__all__ = ["Encoded", "Tokeniser", "Unknown"]
+
+Unknown = Literal["raise", "drop", "letters"]
+
+
+class Encoded(NamedTuple):
+    """A partial label as indices: U labels, the U + 1 gaps (True: open), and the labels that the vocabulary lacks."""
+
+    labels: tuple[int, ...]
+    open: tuple[bool, ...]
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tokeniser:
+    """Words or characters to indices of `vocabulary`, after `normaliser`.
+
+    `unknown` says what becomes of a label that the vocabulary lacks. ``"raise"``: a `ValueError`. ``"drop"``: it goes,
+    and the gap in its place is open, so the star takes it. ``"letters"`` (words only): it is spelled out, the first
+    letter as it is and the others as continuations, with closed gaps between them (`Vocabulary.top` with `letters`
+    makes such a vocabulary).
+
+    >>> tokeniser = Tokeniser(Vocabulary(["the", "fox"]), "word", unknown="drop")
+    >>> tokeniser.encode("the quick fox", marked=True)
+    Encoded(labels=(1, 2), open=(False, True, False), unknown=('quick',))
+    >>> tokeniser.decode([1, 2])
+    'the fox'
+    >>> spelling = Tokeniser(Vocabulary(["the", "o", "##o", "x", "##x"]), "word", unknown="letters")
+    >>> spelling.encode("the ox").labels, spelling.decode([1, 2, 5])
+    ((1, 2, 5), 'the ox')
+    """
+
+    vocabulary: Vocabulary
+    unit: Unit
+    unknown: Unknown = "raise"
+    normaliser: Normaliser | None = None
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("word", "char"):
+            raise ValueError(f"unit must be 'word' or 'char', not {self.unit!r}")
+        if self.unknown not in ("raise", "drop", "letters"):
+            raise ValueError(f"unknown must be 'raise', 'drop' or 'letters', not {self.unknown!r}")
+        if self.unknown == "letters" and self.unit == "char":
+            raise ValueError("unknown='letters' spells words, and unit='char' has none")
+
+    def encode(self, text: str, *, marked: bool = False) -> Encoded:
+        """Indices and gaps of a text with or without marks (see `starseq.text.gaps.parse`)."""
+        partial = parse(self.normaliser(text) if self.normaliser else text, self.unit, marked=marked)
+        labels: list[int] = []
+        gaps = [partial.open[0]]
+        unknown: list[str] = []
+        for position, (label, gap) in enumerate(zip(partial.labels, partial.open[1:], strict=True), start=1):
+            if label in self.vocabulary and not self._is_continuation(label):
+                labels.append(self.vocabulary.index(label))
+                gaps.append(gap)
+                continue
+            unknown.append(label)
+            if self.unknown == "raise":
+                kind = "character" if self.unit == "char" else "word"
+                raise ValueError(f"{kind} {label!r}, number {position} of the text, is not in the vocabulary")
+            if self.unknown == "drop":
+                gaps[-1] = True
+            else:
+                spelled = self._spell(label)
+                labels.extend(spelled)
+                gaps.extend([False] * (len(spelled) - 1) + [gap])
+        return Encoded(tuple(labels), tuple(gaps), tuple(unknown))
+
+    def decode(self, labels: Iterable[int]) -> str:
+        """The literal text of `labels` (a star in it is not escaped)."""
+        tokens = [self.vocabulary[label] for label in self._checked(labels)]
+        if self.unit == "char":
+            return "".join(tokens)
+        words: list[str] = []
+        for token in tokens:
+            if words and self._is_continuation(token):
+                words[-1] += token.removeprefix(CONTINUED)
+            else:
+                words.append(token)
+        return " ".join(words)
+
+    def _is_continuation(self, token: str) -> bool:
+        return self.unknown == "letters" and len(token) == len(CONTINUED) + 1 and token.startswith(CONTINUED)
+
+    def _spell(self, word: str) -> list[int]:
+        tokens = [word[0], *(CONTINUED + letter for letter in word[1:])]
+        for letter, token in zip(word, tokens, strict=True):
+            if token not in self.vocabulary:
+                raise ValueError(f"character {letter!r} of the word {word!r} is not in the vocabulary")
+        return [self.vocabulary.index(token) for token in tokens]
+
+    def _checked(self, labels: Iterable[int]) -> Iterable[int]:
+        for label in labels:
+            if not 0 < label < len(self.vocabulary):
+                raise ValueError(f"label {label} is not between 1 and {len(self.vocabulary) - 1}")
+            yield label

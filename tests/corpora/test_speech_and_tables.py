@@ -1,0 +1,285 @@
+"""LibriSpeech, folders, tables, archives: what becomes a row, what is left out, what is bad and where."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from starseq import corpora
+from starseq.corpora import load
+from starseq.data import audio, images
+from starseq.data.dataset import AudioReader, ManifestDataset
+from starseq.data.errors import DataError
+from starseq.data.manifest import ManifestError, read_manifest
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+def sound(path: Path, seconds: float = 0.5, **options: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    wave = 0.1 * torch.randn(int(16_000 * seconds), generator=torch.Generator().manual_seed(1))
+    kinds = {".flac": "FLAC", ".mp3": "MP3", ".ogg": "OGG"}
+    path.write_bytes(audio.encode(wave, 16_000, format=kinds.get(path.suffix, "WAV"), **options))
+
+
+def rows(out: Path) -> list[dict]:
+    return [row.fields for row in read_manifest(out / "manifest.jsonl")]
+
+
+def bad_rows(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "bad.jsonl").read_text().splitlines()]
+
+
+def test_every_corpus_is_found_by_being_there():
+    names = corpora.names()
+    assert {"librispeech", "iam", "pagexml", "alto", "folder", "table", "digits", "archive"} <= set(names)
+    assert all(callable(load(name)) and load(name).__doc__ for name in names)
+    with pytest.raises(ValueError, match="corpus 'nope' is not one of alto"):
+        load("nope")
+
+
+# --- LibriSpeech ------------------------------------------------------------------------------------------------------
+
+
+def librispeech(root: Path) -> Path:
+    tree = root / "LibriSpeech"
+    for subset, speaker, chapter in (("dev-clean", "84", "121123"), ("train-clean-100", "19", "198")):
+        folder = tree / subset / speaker / chapter
+        lines = []
+        for i in range(3):
+            sound(folder / f"{speaker}-{chapter}-{i:04d}.flac", 0.3 + 0.1 * i)
+            lines.append(f"{speaker}-{chapter}-{i:04d} GO DO YOU HEAR {'AGAIN ' * i}".strip())
+        (folder / f"{speaker}-{chapter}.trans.txt").write_text("\n".join(lines) + "\n")
+    (tree / "SPEAKERS.TXT").write_text("; comment\n84 | F | dev-clean | 8 | Name\n")
+    return tree
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_librispeech_tree(tmp_path, check):
+    librispeech(tmp_path)
+    report = load("librispeech")(tmp_path, tmp_path / "out", check=check)
+    assert {name: tally.rows for name, tally in report.splits.items()} == {"dev-clean": 3, "train-clean-100": 3}
+    assert report.seconds == pytest.approx(2.4)
+    first = rows(tmp_path / "out")[0]
+    assert first["id"] == "84-121123-0000"
+    assert first["text"] == "GO DO YOU HEAR"
+    assert (first["duration"], first["samples"], first["sampling_rate"]) == (0.3, 4800, 16_000)
+    assert (first["speaker"], first["chapter"], first["gender"]) == ("84", "121123", "F")
+    assert "read the manifest with root=" in str(report)
+    data = ManifestDataset(tmp_path / "out" / "manifest.jsonl", AudioReader(), root=tmp_path)
+    assert data[0].x.shape == (30, 80)
+    assert json.loads((tmp_path / "out" / "STATS.json").read_text())["rows"] == 6
+
+
+def test_librispeech_subset_and_what_is_missing(tmp_path):
+    tree = librispeech(tmp_path)
+    assert load("librispeech")(tree, tmp_path / "one", subset=("dev-clean",)).rows == 3
+    with pytest.raises(DataError, match=r"no subset 'dev-other' \(there are dev-clean, train-clean-100\)"):
+        load("librispeech")(tree, tmp_path / "two", subset=("dev-other",))
+    chapter = tree / "dev-clean" / "84" / "121123"
+    (chapter / "84-121123-0001.flac").rename(chapter / "84-121123-0009.flac")
+    (chapter / "84-121123-0002.flac").write_bytes(b"")
+    with pytest.raises(ManifestError, match=r"trans\.txt, line 2: no audio file for utterance '84-121123-0001'"):
+        load("librispeech")(tree, tmp_path / "three")
+    assert not (tmp_path / "three" / "manifest.jsonl").exists()
+    report = load("librispeech")(tree, tmp_path / "three", skip_bad=True)
+    assert (report.rows, report.bad) == (4, 2)
+    assert report.left_out == {"audio file without a transcript": 1}
+    assert [(row["line"], row["reason"].rpartition(": ")[2]) for row in bad_rows(tmp_path / "three")] == [
+        (2, "no audio file for utterance '84-121123-0001'"),
+        (3, "the file is empty"),
+    ]
+
+
+def test_librispeech_that_is_not_there(tmp_path):
+    with pytest.raises(DataError, match="no such folder"):
+        load("librispeech")(tmp_path / "none", tmp_path / "out")
+    with pytest.raises(DataError, match="found nothing to put into a manifest"):
+        load("librispeech")(tmp_path, tmp_path / "out")
+
+
+# --- folder -----------------------------------------------------------------------------------------------------------
+
+
+def test_folder_of_audio_and_images(tmp_path):
+    source = tmp_path / "src"
+    sound(source / "train" / "a.wav")
+    (source / "train" / "a.txt").write_text("HELLO * THERE\n")
+    sound(source / "b.mp3")
+    (source / "b.txt").write_bytes(b"\xef\xbb\xbf  two  spaces\r\n")
+    (source / "test").mkdir()
+    (source / "test" / "c.png").write_bytes(images.encode(np.zeros((20, 50), np.uint8)))
+    (source / "test" / "c.gt.txt").write_text("line")
+    sound(source / "lonely.wav")
+    (source / "orphan.txt").write_text("x")
+    (source / ".hidden.wav").write_bytes(b"")
+    report = load("folder")(source, source, dev=0.0, test=0.0)
+    assert report.left_out == {".wav file without a text file": 1, "text file without an audio file or image": 1}
+    found = {row["id"]: row for row in rows(source)}
+    assert found["train/a"]["text"] == "HELLO * THERE"
+    assert found["b"]["text"] == "  two  spaces"  # spaces are labels
+    assert (found["test/c"]["width"], found["test/c"]["height"], found["test/c"]["split"]) == (50, 20, "test")
+    assert found["b"]["path"] == "b.mp3"
+    assert report.notes == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text", "reason"),
+    [
+        ("a.wav", b"", b"x", "the file is empty"),
+        ("a.wav", b"RIFFgarbage", b"x", "not audio that can be decoded"),
+        ("a.wav", "nan", b"x", "sample 3 is nan, not a finite number"),
+        ("a.wav", "rate", b"x", "the sampling rate is 0 Hz"),
+        ("a.png", b"\x89PNG\r\n", b"x", "not an image that can be decoded"),
+        ("a.wav", "good", b"", "the text is empty"),
+        ("a.wav", "good", b" \n", "the text is empty"),
+        ("a.wav", "good", b"\xff\xfe", "not UTF-8 at byte 0"),
+        ("a.wav", "good", b"x\ny", "more than one line of text"),
+    ],
+)
+def test_bad_files_of_a_folder(tmp_path, name, content, text, reason):
+    source = tmp_path / "src"
+    sound(source / "good.wav")
+    (source / "good.txt").write_text("fine")
+    sound(source / name)
+    if content == "nan":
+        wave = torch.tensor([0.0, 0, 0, math.nan])
+        (source / name).write_bytes(audio.encode(wave, 16_000, subtype="FLOAT"))
+    elif content == "rate":
+        data = bytearray((source / name).read_bytes())
+        data[24:28] = bytes(4)
+        (source / name).write_bytes(data)
+    elif content != "good":
+        (source / name).write_bytes(content)
+    (source / "a.txt").write_bytes(text)
+    with pytest.raises(ManifestError) as caught:
+        load("folder")(source, tmp_path / "out")
+    assert reason in str(caught.value)
+    assert "line 1" in str(caught.value)
+    assert not (tmp_path / "out" / "manifest.jsonl").exists()
+    report = load("folder")(source, tmp_path / "out", skip_bad=True)
+    assert (report.rows, report.bad) == (1, 1)
+    (bad,) = bad_rows(tmp_path / "out")
+    assert reason in bad["reason"]
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def table(folder: Path, text: str, name: str = "t.csv") -> Path:
+    for i in range(3):
+        sound(folder / "clips" / f"{i}.wav", 0.2)
+    (folder / name).write_bytes(text.encode())
+    return folder / name
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";"])
+def test_table(tmp_path, delimiter):
+    lines = [
+        "path,text,speaker,split",
+        "clips/0.wav,one,ann,train",
+        "",
+        'clips/1.wav,"two\nlines",bob,dev',
+        "clips/2.wav,th*,,",
+    ]
+    source = table(tmp_path, "\n".join(lines).replace(",", delimiter))
+    report = load("table")(source, tmp_path / "out")
+    found = rows(tmp_path / "out")
+    assert [row["id"] for row in found] == ["clips/0", "clips/1", "clips/2"]
+    assert [row["text"] for row in found] == ["one", "two\nlines", "th*"]
+    assert [row["speaker"] for row in found] == ["ann", "bob", ""]
+    assert [row["duration"] for row in found] == [0.2] * 3
+    assert found[0]["path"] == "../clips/0.wav"
+    assert sum(tally.rows for tally in report.splits.values()) == 3
+
+
+def test_table_with_other_columns(tmp_path):
+    source = table(tmp_path, "file\tsentence\tkey\nclips/0.wav\thi\tu1\n", "t.tsv")
+    load("table")(source, tmp_path / "out", path_column="file", text_column="sentence", id_column="key")
+    assert rows(tmp_path / "out")[0]["id"] == "u1"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("clips/1.wav", "1 cells, but the header has 2"),
+        ("clips/1.wav,", "field 'text' is empty"),
+        ("clips/9.wav,x", "clips/9.wav: no such file"),
+        ("../../etc/passwd.wav,x", "path '../../etc/passwd.wav' leads out of the root"),
+        ("/etc/passwd.wav,x", "path '/etc/passwd.wav' leads out of the root"),
+        ("t.csv,x", "t.csv: neither audio nor an image by its name"),
+        ("clips/0.wav,again", "id 'clips/0' was used before"),
+    ],
+)
+def test_bad_rows_of_a_table(tmp_path, line, reason):
+    source = table(tmp_path, f"path,text\nclips/0.wav,fine\n{line}\n")
+    with pytest.raises(ManifestError) as caught:
+        load("table")(source, tmp_path / "out")
+    assert str(caught.value).startswith(f"{source}, line 3: {reason}")
+    report = load("table")(source, tmp_path / "out", skip_bad=True)
+    assert (report.rows, report.bad) == (1, 1)
+    assert bad_rows(tmp_path / "out")[0]["line"] == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"path,text\nclips/0.wav,\xff\n", "line 2: not UTF-8"),
+        (b"file,text\n", "line 1: no column 'path' (there are file, text)"),
+        (b"", "line 1: no column 'path' (there are none)"),
+        (b'path,text\nclips/0.wav,"open\n', "line 2: not CSV: unexpected end of data"),
+        (b"path,text\n", "found nothing to put into a manifest"),
+    ],
+)
+def test_bad_tables(tmp_path, data, message):
+    (tmp_path / "t.csv").write_bytes(data)
+    with pytest.raises(DataError) as caught:
+        load("table")(tmp_path / "t.csv", tmp_path / "out")
+    assert message in str(caught.value)
+
+
+# --- archives ---------------------------------------------------------------------------------------------------------
+
+
+def test_archive_is_read_back_and_compared(tmp_path):
+    load("digits")(tmp_path / "src", train=4, dev=1, test=1)
+    manifest = tmp_path / "src" / "manifest.jsonl"
+    report = load("archive")(tmp_path / "src", tmp_path / "out", split=("train",))
+    assert report.rows == 4
+    assert report.left_out == {"row of split 'dev'": 1, "row of split 'test'": 1}
+    assert rows(tmp_path / "out")[0]["archive"] == "../src/lines.tar"
+    lines = manifest.read_text().splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | {"width": 7})
+    lines[2] = json.dumps(json.loads(lines[2]) | {"offset": 10**9})
+    lines[3] = lines[3][:30]
+    manifest.write_text("\n".join(lines) + "\n")
+    with pytest.raises(ManifestError, match=r"line 2: train-000001\.png: width is \d+, but the row states 7"):
+        load("archive")(manifest, tmp_path / "out2")
+    report = load("archive")(manifest, tmp_path / "out2", skip_bad=True)
+    assert (report.rows, report.bad) == (3, 3)
+    assert [row["line"] for row in bad_rows(tmp_path / "out2")] == [2, 3, 4]
+    with pytest.raises(DataError, match="would replace the manifest that is read"):
+        load("archive")(manifest, tmp_path / "src")
+    with pytest.raises(DataError, match="no such manifest"):
+        load("archive")(tmp_path / "none", tmp_path / "out3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hooker-en", "librispeech-7h", "audiomnist-strings"])
+def test_archives_of_shared_data(tmp_path, name):
+    if not (SHARED / name).is_dir():
+        pytest.skip(f"shared/data/{name} is not here")
+    stats = json.loads((SHARED / name / "STATS.json").read_text())
+    report = load("archive")(SHARED / name, tmp_path / "out")
+    key = "lines" if name == "hooker-en" else "utterances"
+    assert report.rows == stats[key]
+    assert {split: tally.rows for split, tally in report.splits.items()} == {
+        split: counts[key] for split, counts in stats["splits"].items()
+    }
+    if name == "hooker-en":
+        assert len(report.charset) == stats["charset"]
+    else:
+        assert report.seconds / 3600 == pytest.approx(stats["hours"], abs=2e-3)

@@ -1,0 +1,106 @@
+"""Decoding and resampling: what comes out, and one sentence for everything that cannot come out."""
+
+import math
+import struct
+
+import pytest
+import torch
+
+from starseq.data.audio import decode, encode, probe, resample
+from starseq.data.errors import DataError
+
+
+def tone(frequency: float, rate: int, seconds: float = 1.0) -> torch.Tensor:
+    t = torch.arange(int(rate * seconds), dtype=torch.float64) / rate
+    return torch.sin(2 * math.pi * frequency * t).float()
+
+
+@pytest.mark.parametrize(
+    ("format", "subtype", "tolerance"),
+    [("WAV", "PCM_16", 1e-4), ("WAV", "FLOAT", 0.0), ("FLAC", None, 1e-4), ("OGG", "OPUS", 0.1), ("MP3", None, 0.1)],
+)
+def test_formats_from_bytes_and_path(tmp_path, format, subtype, tolerance):
+    wave = 0.5 * tone(440, 16_000)
+    data = encode(wave, 16_000, format=format, subtype=subtype)
+    (tmp_path / "a.bin").write_bytes(data)
+    for source in (data, tmp_path / "a.bin"):
+        assert probe(source).rate == 16_000
+        decoded = decode(source)
+        assert decoded.dtype == torch.float32
+        assert abs(len(decoded) - 16_000) <= (0 if format != "MP3" else 1152)
+        middle = slice(2000, 14_000)  # codecs ring at the ends
+        assert (decoded[middle] - wave[middle]).abs().max() <= tolerance
+
+
+def test_channels_are_averaged():
+    stereo = torch.stack((torch.full((800,), 0.5), torch.full((800,), -0.25)), dim=1)
+    assert torch.allclose(decode(encode(stereo, 16_000, subtype="FLOAT")), torch.full((800,), 0.125))
+
+
+@pytest.mark.parametrize("old", [8_000, 11_025, 22_050, 32_000, 44_100, 48_000])
+def test_resampled_sine_is_that_sine(old):
+    for frequency in (100, 1_000, 3_000):
+        got = resample(tone(frequency, old), old, 16_000)
+        assert len(got) == 16_000
+        inner = slice(400, -400)
+        assert (got - tone(frequency, 16_000))[inner].abs().max() < 2e-4
+
+
+def test_resampling_removes_what_would_alias():
+    assert resample(tone(11_000, 48_000), 48_000, 16_000)[400:-400].abs().max() < 1e-4
+
+
+def test_resampling_odd_rates_needs_little_memory_and_keeps_constants():
+    # gcd 1: 16,000 phases. A dense filter bank would take gigabytes.
+    got = resample(torch.ones(44_101), 44_101, 16_000)
+    assert len(got) == 16_000
+    assert (got[400:-400] - 1).abs().max() < 1e-5
+    assert len(resample(torch.ones(3), 16_000, 48_000)) == 9
+    assert torch.equal(resample(torch.arange(5.0), 7, 7), torch.arange(5.0))
+    with pytest.raises(ValueError, match="old=0"):
+        resample(torch.ones(3), 0, 16_000)
+
+
+def wav(**changes: object) -> bytes:
+    data = bytearray(encode(0.5 * tone(440, 16_000, 0.1), 16_000))
+    if "rate" in changes:
+        data[24:28] = struct.pack("<I", changes["rate"])
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "a.wav: the file is empty"),
+        (b"no audio at all", "a.wav: not audio that can be decoded"),
+        (wav()[:1000], "a.wav: the audio is cut short"),
+        (encode(torch.rand(16_000), 16_000, format="FLAC")[:9000], "a.wav: not audio that can be decoded"),
+        (encode(torch.rand(16_000), 16_000, format="MP3")[:1200], "a.wav: the audio is cut short"),
+        (encode(torch.rand(16_000), 16_000, format="OGG", subtype="OPUS")[:2000], "a.wav: not audio"),
+        (wav(rate=0), "a.wav: the sampling rate is 0 Hz"),
+        (wav(rate=7), "a.wav: the sampling rate is 7 Hz"),
+        (encode(torch.zeros(0), 16_000), "a.wav: the audio has no samples"),
+        (encode(torch.tensor([0.0, math.nan]), 16_000, subtype="FLOAT"), "a.wav: sample 1 is nan, not a finite number"),
+        (encode(torch.tensor([math.inf, 0.0]), 16_000, subtype="FLOAT"), "a.wav: sample 0 is inf, not a finite number"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",  # a wav holds the time at which it was made
+)
+def test_bad_audio_is_one_sentence(data, message):
+    with pytest.raises(DataError) as caught:
+        decode(data, name="a.wav")
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+    assert "0x" not in str(caught.value)  # no object's address
+
+
+def test_missing_file(tmp_path):
+    for read in (decode, probe):
+        with pytest.raises(DataError, match=r"a\.wav: no such file"):
+            read(tmp_path / "a.wav")
+
+
+def test_a_lying_header_allocates_nothing():
+    data = bytearray(encode(tone(440, 16_000, 0.1), 16_000, format="FLAC"))
+    data[21:26] = bytes([data[21] | 0x0F, 0xFF, 0xFF, 0xFF, 0xFF])  # total samples: 2^36 - 1, 256 GiB as float32
+    with pytest.raises(DataError, match=r"cut short|decoded"):
+        decode(bytes(data), name="a.flac")

@@ -1,0 +1,121 @@
+"""Augmentation: the published amounts, and a pure function of (seed, epoch, id)."""
+
+import pytest
+import torch
+
+from starseq.data.augment import RandomProjective, SpecAugment, homography
+from starseq.data.seeds import generator
+
+NOW = {"seed": 0, "epoch": 1, "step": 10**6}
+
+
+def test_generator_is_a_function_of_its_key():
+    draw = lambda *key: torch.rand(3, generator=generator(*key)).tolist()  # noqa: E731
+    assert draw(1, 2, "a") == draw(1, 2, "a")
+    keys = [(1, 2, "a"), (2, 1, "a"), (1, 2, "b"), (1, "2", "a"), (12, "a"), (1, 2), ("1\x002", "a")]
+    assert len({tuple(draw(*key)) for key in keys}) == len(keys)
+
+
+def test_spec_augment_defaults_are_the_published_settings():
+    a = SpecAugment()
+    assert (a.freq_masks, a.freq_width, a.time_masks, a.time_width, a.time_ratio) == (2, 30, 10, 50, 0.1)
+    assert a.start_step == 32_000
+
+
+def test_spec_augment_masks_whole_bands_and_frames_within_bounds():
+    x = torch.ones(64, 700, 80)
+    lengths = [700] * 32 + [200] * 32
+    y = SpecAugment()(x, lengths, [f"u{i}" for i in range(64)], **NOW)
+    assert torch.equal(x, torch.ones_like(x))  # the input stays
+    runs = []
+    for row, length in zip(y, lengths, strict=True):
+        inside = row[:length] == 0
+        time, freq = inside.all(dim=1), inside.all(dim=0)
+        assert torch.equal(inside, time[:, None] | freq[None])  # nothing but bands and frames
+        assert freq.sum() <= 60
+        assert time.sum() <= 10 * min(50, length // 10)
+        assert row[length:].eq(1).all()  # padding is not touched
+        runs.append(int(time.sum()))
+    # Ten masks of mean width 25 cover about 700 (1 - (1 - 25/700)^10) = 213 frames.
+    assert 150 < sum(runs[:32]) / 32 < 270
+
+
+def test_spec_augment_starts_late():
+    x = torch.ones(1, 100, 80)
+    a = SpecAugment(start_step=5)
+    assert a(x, [100], ["u"], seed=0, epoch=0, step=4) is x
+    assert not torch.equal(a(x, [100], ["u"], seed=0, epoch=0, step=5), x)
+
+
+def batch(*widths: int, height: int = 32) -> torch.Tensor:
+    x = torch.zeros(len(widths), max(widths), height)
+    for row, width in zip(x, widths, strict=True):
+        row[:width] = torch.rand(width, height, generator=torch.Generator().manual_seed(width))
+    return x
+
+
+@pytest.mark.parametrize("augment", [SpecAugment(start_step=0), RandomProjective()])
+def test_batch_order_and_padding_do_not_matter(augment):
+    x = batch(120, 90, 40)
+    y = augment(x, [120, 90, 40], ["a", "b", "c"], **NOW)
+    alone = augment(x[1:2, :90], torch.tensor([90]), ["b"], **NOW)
+    assert torch.allclose(y[1:2, :90], alone, atol=1e-4)
+    turned = augment(x.flip(0), [40, 90, 120], ["c", "b", "a"], **NOW)
+    assert torch.allclose(y, turned.flip(0), atol=1e-5)
+    assert torch.equal(y, augment(x, [120, 90, 40], ["a", "b", "c"], **NOW))
+    for other in ({"seed": 1}, {"epoch": 2}):
+        assert not torch.allclose(y, augment(x, [120, 90, 40], ["a", "b", "c"], **{**NOW, **other}))
+    assert not torch.allclose(y, augment(x, [120, 90, 40], ["d", "e", "f"], **NOW))
+    with pytest.raises(ValueError, match="ids 1"):
+        augment(x, [120, 90, 40], ["a"], **NOW)
+
+
+def test_projective_keeps_the_ink_and_the_size():
+    x = torch.zeros(200, 150, 32)
+    x[:, 60:80, 12:20] = 1.0
+    y = RandomProjective(16)(x, [150] * 200, [f"l{i}" for i in range(200)], **NOW)
+    assert y.shape == x.shape
+    assert float(y.min()) >= 0
+    assert float(y.max()) <= 1
+    mass = y.sum(dim=(1, 2)) / x[0].sum()
+    # Shrunk or stretched, never pushed out of the picture. At 32 px, corners that move by 16 can shrink a lot.
+    assert float(mass.min()) > 0.05
+    assert 0.6 < float(mass.median()) < 1.2
+    moved = (y - x).abs().amax(dim=(1, 2)) > 0.2
+    assert moved.float().mean() > 0.95
+
+
+def test_projective_bounds():
+    draws = [generator("map", i) for i in range(300)]
+    maps = torch.stack([RandomProjective(16)._map(100, 32, draw) for draw in draws])
+    corners = torch.tensor([[0, 0, 1], [100, 0, 1], [100, 32, 1], [0, 32, 1]], dtype=torch.float64)
+    # The new picture's corners look at or beyond the old one's, and the denominator keeps its sign: no fold.
+    w = torch.einsum("bij,kj->bki", maps, corners)[..., 2]
+    assert (w > 0).all()
+    assert torch.allclose(RandomProjective(0)._map(100, 32, generator(0)), torch.eye(3, dtype=torch.float64))
+    tiny = RandomProjective(16)(torch.rand(3, 1, 2), [1, 1, 0], ["a", "b", "c"], **NOW)
+    assert torch.isfinite(tiny).all()
+
+
+def test_homography_takes_points_to_points():
+    a = torch.tensor([[0, 0], [10, 1], [9, 8], [-1, 7]], dtype=torch.float64)
+    b = torch.tensor([[1, 1], [12, 0], [10, 9], [0, 6]], dtype=torch.float64)
+    h = homography(a, b)
+    p = torch.cat((a, torch.ones(4, 1, dtype=torch.float64)), dim=1) @ h.T
+    assert torch.allclose(p[:, :2] / p[:, 2:], b)
+
+
+@pytest.mark.parametrize("make", [lambda: SpecAugment(time_masks=-1), lambda: RandomProjective(-1.0)])
+def test_bad_settings(make):
+    with pytest.raises(ValueError, match="is not negative"):
+        make()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("augment", [SpecAugment(start_step=0), RandomProjective()])
+def test_the_device_does_not_matter(augment):
+    x, lengths, ids = batch(120, 90), [120, 90], ["a", "b"]
+    there = augment(x.cuda(), torch.tensor(lengths).cuda(), ids, **NOW)
+    assert there.is_cuda
+    assert torch.allclose(there.cpu(), augment(x, lengths, ids, **NOW), atol=1e-4)

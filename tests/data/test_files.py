@@ -1,0 +1,107 @@
+"""Files are written whole or not at all, and nothing outside the root is found."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from starseq.data.errors import DataError
+from starseq.data.files import atomic_writer, resolve_inside, write_bytes, write_text
+
+
+def test_the_file_appears_when_the_block_ends(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "out.txt"
+    with atomic_writer(target) as file:
+        file.write(b"whole")
+        file.flush()
+        assert not target.exists()
+    assert target.read_bytes() == b"whole"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "out.txt"
+    write_text(target, "old")
+
+    def interrupted() -> None:
+        with atomic_writer(target) as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_kill_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "out.txt"
+    write_text(target, "old")
+    script = (
+        "import sys, os, signal; from starseq.data.files import atomic_writer\n"
+        "with atomic_writer(sys.argv[1]) as file:\n"
+        "    file.write(b'half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(target)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert target.read_text() == "old"
+    # What a killed process leaves is hidden, and does not pass for a result.
+    assert [path.name[-4:] for path in tmp_path.iterdir() if path != target] == [".tmp"]
+
+
+def test_permissions_and_links_stay(tmp_path: Path) -> None:
+    target, link = tmp_path / "out.txt", tmp_path / "link.txt"
+    write_text(target, "old")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    write_bytes(link, b"new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
+def test_a_new_file_has_the_usual_permissions(tmp_path: Path) -> None:
+    write_text(tmp_path / "ours", "")
+    (tmp_path / "usual").touch()
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not a regular file"), atomic_writer(tmp_path):
+        pass
+    with pytest.raises(DataError, match="not a regular file"), atomic_writer(os.devnull):
+        pass
+
+
+def test_paths_inside_the_root(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    real = Path(os.path.realpath(tmp_path))
+    assert resolve_inside("a/b.wav", folder) == real / "corpus/a/b.wav"
+    assert resolve_inside("a/../b.wav", folder) == real / "corpus/b.wav"
+    assert resolve_inside("../b.wav", folder, tmp_path) == real / "b.wav"
+    assert resolve_inside(str(real / "corpus/b.wav"), folder) == real / "corpus/b.wav"
+    assert resolve_inside("b.wav", folder, "/") == real / "corpus/b.wav"
+
+
+@pytest.mark.parametrize(
+    "path", ["../b.wav", "a/../../b.wav", "/etc/passwd", "..", "link/b.wav", "dangling", "../corpus2/x"]
+)
+def test_paths_that_leave_the_root(tmp_path: Path, path: str) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path)
+    (folder / "dangling").symlink_to(tmp_path / "missing")
+    with pytest.raises(DataError, match="leads out of the root"):
+        resolve_inside(path, folder)
+
+
+def test_a_nul_in_a_path(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="NUL"):
+        resolve_inside("a\0b", tmp_path)

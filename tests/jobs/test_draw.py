@@ -1,0 +1,119 @@
+"""`starseq draw`: what is drawn is the graph that is run; bad input is one sentence; files are whole."""
+
+# ruff: noqa: RUF001 (the star and the set minus of the drawings)
+
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from starseq import cli, criteria
+from starseq.jobs.draw import draw
+
+
+def test_every_criterion_is_drawn_in_every_format() -> None:
+    for criterion in criteria.names():
+        for published in (False, True):
+            assert draw(criterion, "cat", published=published).startswith("start 0\n")
+            assert draw(criterion, "cat", published=published, format="dot").startswith("digraph {")
+            ElementTree.fromstring(draw(criterion, "cat", published=published, format="svg"))
+
+
+@pytest.mark.parametrize(
+    ("criterion", "published", "states"),
+    [("ctc", False, 7), ("ctc", True, 7), ("selfless_ctc", False, 4), ("selfless_ctc", True, 7), ("stc", False, 4),
+     ("stc", True, 11)],
+)  # fmt: skip
+def test_the_published_graph_has_more_states(criterion: str, published: bool, states: int) -> None:
+    assert draw(criterion, "cat", published=published, format="svg").count('class="state"') == states
+
+
+def test_a_star_in_the_text_closes_the_other_gaps() -> None:
+    drawing = draw("stc", "the * fox", unit="word", penalty=-0.5)
+    assert [line for line in drawing.splitlines() if "∗" in line] == ["1 -> 1  ∗ / -0.5"]
+    literal = draw("stc", r"2\*3", penalty=-0.5)
+    assert "1 -> 2  *" in literal
+    assert literal.count("∗") == 4
+
+
+def test_matching_all_leaves_nothing_out() -> None:
+    assert "∖" in draw("stc", "cat")
+    assert "∖" not in draw("stc", "cat", matching="all")
+
+
+def test_emissions_show_all_tokens_and_no_scores() -> None:
+    drawing = draw("ctc", "see", alphabet="ab", emissions=2)
+    assert drawing == "start 0\nfinal 2\n0 -> 1  ∅, s, e, a, b\n1 -> 2  ∅, s, e, a, b"
+
+
+def test_the_composition_holds_the_alignments() -> None:
+    # "a" in two frames, with a second token x: first a then anything, or blank or x and then a.
+    assert draw("stc", "a", alphabet="x", penalty=-0.5, compose=2) == (
+        "start 0\nfinal 3\n0 -> 1  ∅\n0 -> 1  x / -0.5\n0 -> 2  a\n1 -> 3  a\n2 -> 3  ∅\n2 -> 3  a, x / -0.5"
+    )
+
+
+def test_the_composition_is_laid_out_by_frame_and_state() -> None:
+    root = ElementTree.fromstring(draw("stc", "a", compose=2, format="svg"))
+    circles = root.iter("{http://www.w3.org/2000/svg}circle")
+    places = list(dict.fromkeys((float(circle.attrib["cx"]), float(circle.attrib["cy"])) for circle in circles))
+    (x0, y0), (x1, y1), (x2, y2), (x3, y3) = places
+    assert (x0 < x1 == x2 < x3) and (y0 == y1 < y2 == y3)  # noqa: PT018
+
+
+def test_no_labels_at_all() -> None:
+    assert draw("stc", "", penalty=-0.5) == "start 0\nfinal 0\n0 -> 0  ∅\n0 -> 0  ∗ / -0.5"
+    assert draw("ctc", "") == "start 0\nfinal 0\n0 -> 0  ∅"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("cctc", "cat"), {}, r"^criterion: 'cctc' is none of ctc, selfless_ctc, stc$"),
+        (("ctc", "c*t"), {}, r"^text: 'c\*t' marks gaps, and ctc has none$"),
+        (("ctc", "cat"), {"penalty": -0.5}, r"^penalty: ctc has no star to weigh$"),
+        (("stc", "cat"), {"penalty": 0.5}, r"^penalty: 0.5 is not a log-weight <= 0$"),
+        (("stc", "cat"), {"penalty": float("nan")}, r"^penalty: nan is not a log-weight <= 0$"),
+        (("stc", "cat"), {"compose": 2}, r"^compose: 'cat' has no alignment with 2 frames$"),
+        (("stc", "cat"), {"compose": 0}, r"^compose: 0 is not a number of frames above 0$"),
+        (("stc", "cat"), {"emissions": -1}, r"^emissions: -1 is not a number of frames above 0$"),
+        (("stc", "cat"), {"emissions": 3, "compose": 3}, r"^draw either emissions or a composition, not both$"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: tuple[str, str], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        draw(*arguments, **options)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["starseq", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    return int(exit.value.code or 0)
+
+
+def test_the_command_writes_to_stdout_or_to_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(monkeypatch, "draw", "stc", "cat", "--penalty", "-0.5") == 0
+    assert capsys.readouterr().out == draw("stc", "cat", penalty=-0.5) + "\n"
+    for name, format in (("a.svg", "svg"), ("a.dot", "dot"), ("a.txt", "text"), ("a", "text")):
+        assert run(monkeypatch, "draw", "stc", "cat", "-o", tmp_path / name) == 0
+        assert (tmp_path / name).read_text() == draw("stc", "cat", format=format) + "\n"  # type: ignore[arg-type]
+    assert run(monkeypatch, "draw", "stc", "cat", "-o", tmp_path / "b.svg", "--format", "dot") == 0
+    assert (tmp_path / "b.svg").read_text().startswith("digraph")
+    assert capsys.readouterr().out == ""
+
+
+def test_the_command_fails_in_one_sentence_and_leaves_the_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.svg"
+    path.write_text("old")
+    assert run(monkeypatch, "draw", "stc", "cat", "--penalty", "1", "-o", path) == 2
+    assert capsys.readouterr().err == "starseq: penalty: 1 is not a log-weight <= 0\n"
+    assert path.read_text() == "old"

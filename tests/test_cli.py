@@ -1,0 +1,170 @@
+"""The command: one sentence and exit code 2 for what the user can mend, 1 for a failed check, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from starseq import cli
+from starseq.data.manifest import read_manifest, write_manifest
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Path:
+    path = tmp_path / "full.jsonl"
+    rows = [{"id": f"u{i}", "path": "p", "text": "one two three", "split": ("dev", "train")[i > 9]} for i in range(100)]
+    write_manifest(path, rows)
+    return path
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["starseq", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        captured = capsys.readouterr()
+        code = exit.value.code
+        return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
+
+    return call
+
+
+def test_drop_prints_what_is_left_and_draws_it(run: Run, full: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    done = run("drop", full, out, "--p-drop", 0.5, "--mark", "--keep-text", "--seed", 7)
+    assert (done.code, done.err) == (0, "")
+    rows = list(read_manifest(out))
+    kept = sum(len(row.partial("word").labels) for row in rows)
+    assert f"{len(rows)} samples, {100 - len(rows)} pruned" in done.out
+    assert f"{kept} of 300 labels kept ({kept / 3:.1f}%)" in done.out
+    assert " 95-100% █" in done.out
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert all(row["text_full"] == "one two three" and row["gaps"] == "marked" for row in rows)
+
+
+@pytest.mark.parametrize("strategy", [("--sample-splits", "0.1,0.4,0.7"), ("--word-splits", "0,0.5,1")])
+def test_drop_by_splits(run: Run, full: Path, tmp_path: Path, strategy: tuple[str, str]) -> None:
+    assert run("drop", full, tmp_path / "out.jsonl", *strategy, "--unit", "char", "--no-plot").code == 0
+    assert not (tmp_path / "out.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["drop", "none.jsonl", "out.jsonl", "--p-drop", "0.5"], "none.jsonl: no such file or directory"),
+        (["drop", "{full}", "out.jsonl"], "give one of --p-drop, --sample-splits and --word-splits"),
+        (["drop", "{full}", "out.jsonl", "--p-drop", ".5", "--word-splits", ".5"], "give one of --p-drop"),
+        (["drop", "{full}", "out.jsonl", "--p-drop", "1.5"], "pDrop must lie between 0 and 1, and 1.5 does not"),
+        (["drop", "{full}", "out.jsonl", "--word-splits", "a,b"], "--word-splits: 'a,b' is not a list of numbers"),
+        (["drop", "{broken}", "out.jsonl", "--p-drop", "0.5"], "broken.jsonl, line 2: not JSON: "),
+        (["drop", "{full}", "{folder}", "--p-drop", "0.5"], "not a regular file"),
+        (["drop", "{folder}", "out.jsonl", "--p-drop", "0.5"], "is a directory"),
+        (["manifest", "stats", "{empty}"], "empty.jsonl: the manifest is empty"),
+        (["manifest", "stats", "{broken}"], "broken.jsonl, line 2: not JSON: "),
+        (["manifest", "split", "{full}", "parts", "--parts", "train"], "--parts: 'train' does not read like"),
+        (["manifest", "filter", "{full}", "out.jsonl", "--where", "what"], "condition 'what' does not read"),
+        (
+            ["manifest", "merge", "{full}", "{full}", "--out", "out.jsonl"],
+            "full.jsonl, line 1: id 'u0' was used before",
+        ),
+        (["manifest", "validate", "{full}", "--tokens", "{empty}"], "empty.jsonl: line 1 must be <blank>"),
+    ],
+)
+def test_errors_are_one_sentence(
+    run: Run, full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "broken.jsonl").write_bytes(full.read_bytes().splitlines(keepends=True)[0] + b"no\n")
+    (tmp_path / "folder").mkdir()
+    names = {name: tmp_path / f"{name}.jsonl" for name in ("full", "empty", "broken")} | {"folder": tmp_path / "folder"}
+    done = run(*(argument.format(**names) for argument in arguments))
+    assert done.code == 2
+    assert done.err.startswith("starseq: ")
+    assert sentence in done.err
+    assert done.err.count("\n") == 1
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_validate_fails_with_1_and_names_the_lines(run: Run, full: Path) -> None:
+    assert run("manifest", "validate", full).code == 0
+    full.write_bytes(full.read_bytes() + b'{"id": "x", "path": "p", "text": ""}\n' * 30)
+    done = run("manifest", "validate", full)
+    assert done.code == 1
+    assert f"{full}, line 101: field 'text' is empty" in done.err
+    assert "... and 10 more" in done.err
+    assert "100 good rows, 30 bad" in done.out
+
+
+def test_the_other_verbs_of_manifest(run: Run, full: Path, tmp_path: Path) -> None:
+    parts = tmp_path / "parts"
+    done = run("manifest", "split", full, parts)
+    assert f"{parts / 'dev'}.jsonl: 10 rows" in done.out
+    assert f"{parts / 'train'}.jsonl: 90 rows" in done.out
+    merged = tmp_path / "merged.jsonl"
+    assert "100 rows" in run("manifest", "merge", parts / "dev.jsonl", parts / "train.jsonl", "-o", merged).out
+    assert "10 rows, 90 left out" in run("manifest", "filter", merged, merged, "--where", "split=dev").out
+    assert "dev 10" in run("manifest", "stats", merged).out
+    assert "10 rows" in run("manifest", "split", merged, parts, "--parts", "all=1", "--by", "id").out
+
+
+def test_skip_bad_says_where_the_bad_rows_are(run: Run, full: Path, tmp_path: Path) -> None:
+    full.write_bytes(full.read_bytes() + b"caf\xe9\n")
+    done = run("drop", full, tmp_path / "out.jsonl", "--p-drop", 0, "--no-plot", "--skip-bad")
+    assert f"{tmp_path / 'bad.jsonl'}: 1 bad rows" in done.out
+    bad = json.loads((tmp_path / "bad.jsonl").read_text())
+    assert (bad["line"], bad["reason"]) == (101, "not UTF-8: byte 0xe9 in column 4")
+
+
+def test_a_traceback_on_demand(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STARSEQ_TRACEBACK", "1")
+    with pytest.raises(FileNotFoundError):
+        run("manifest", "stats", "none.jsonl")
+
+
+def test_version_and_help(run: Run) -> None:
+    from importlib.metadata import version
+
+    assert run("--version").out == f"starseq {version('starseq')}\n"
+    for verb in ([], ["drop"], ["manifest"], ["manifest", "split"]):
+        done = run(*verb, "--help")
+        assert done.code == 0
+        assert "Usage: starseq" in done.out
+
+
+LIGHT = """
+import importlib.util, sys, types
+package = types.ModuleType("starseq")
+package.__path__ = importlib.util.find_spec("starseq").submodule_search_locations
+sys.modules["starseq"] = package
+from starseq import cli
+sys.argv = ["starseq", *sys.argv[1:]]
+try:
+    cli.main()
+finally:
+    print(*sorted({"torch", "numba", "lightning", "lhotse", "matplotlib"} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["drop", "{full}", "{out}", "--p-drop", "0.5", "--no-plot"]])
+def test_help_and_drop_import_nothing_heavy(full: Path, tmp_path: Path, arguments: list[str]) -> None:
+    # Past `starseq/__init__.py`, whose imports are its own affair.
+    filled = [argument.format(full=full, out=tmp_path / "out.jsonl") for argument in arguments]
+    done = subprocess.run([sys.executable, "-c", LIGHT, *filled], capture_output=True, text=True, check=True)
+    assert done.stderr == "\n"
