@@ -1,10 +1,18 @@
 """Train sequence models from transcripts with holes: Star Temporal Classification.
 
     >>> from starseq import STCLoss, InsertionPenalty
+
+The names are imported when they are first used: the command's tools for data do without torch.
 """
 
-from starseq.loss import CTCLoss, SelflessCTCLoss, STCLoss, ctc_loss, selfless_ctc_loss, stc_loss
-from starseq.penalty import InsertionPenalty
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from starseq.loss import CTCLoss, SelflessCTCLoss, STCLoss, ctc_loss, selfless_ctc_loss, stc_loss
+    from starseq.penalty import InsertionPenalty
 
 __version__ = "0.1.0"
 
@@ -18,3 +26,15 @@ __all__ = [
     "selfless_ctc_loss",
     "stc_loss",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'starseq' has no attribute {name!r}")
+    module = importlib.import_module("starseq.penalty" if name == "InsertionPenalty" else "starseq.loss")
+    globals()[name] = getattr(module, name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return __all__

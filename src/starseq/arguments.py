@@ -46,7 +46,9 @@ def lengths_of(name: str, lengths: Lengths, batch: int, device: torch.device) ->
     return lengths.reshape(batch).to(device, torch.int64, non_blocking=True)
 
 
-def padded_targets(targets: Tensor, target_lengths: Tensor, batched: bool, longest: int | None, device: torch.device) -> Tensor:
+def padded_targets(
+    targets: Tensor, target_lengths: Tensor, batched: bool, longest: int | None, device: torch.device
+) -> Tensor:
     """The labels as (B, U), from (B, U), from all of them one after the other, or from (U,) without a batch.
 
     target_lengths: (B,) on the device. `longest`, if given, is the width U; else concatenated targets need a host sync.
@@ -80,7 +82,7 @@ def per_gap_penalty(penalty: float | Tensor, batch: int, width: int, batched: bo
     """lambda as (B, U+1), from a number, (), (B,), or (B, U+1) ((U+1,) without a batch)."""
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     if not isinstance(penalty, Tensor):
-        return torch.full((batch, width + 1), float(penalty), dtype=dtype, device=logits.device)
+        return torch.full((), float(penalty), dtype=dtype, device=logits.device).expand(batch, width + 1)
     if not penalty.is_floating_point():
         penalty = penalty.to(dtype)
     penalty = penalty.to(logits.device, torch.promote_types(penalty.dtype, dtype), non_blocking=True)
@@ -110,7 +112,12 @@ def backend_for(name: str, device: torch.device) -> str:
 
 
 def check_values(
-    targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None, shape: torch.Size, blank: int
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    log_penalty: Tensor | None,
+    shape: torch.Size,
+    blank: int,
 ) -> None:
     """Raises ValueError with the argument's name, the first bad value and its place. Waits for the device, if there is one.
 

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from starseq import wfst
 from starseq.arguments import (
-    BACKENDS, MATCHINGS, REDUCTIONS, Lengths, backend_for, batch_of, check_values, lengths_of, one_of, padded_targets,
+    BACKENDS,
+    MATCHINGS,
+    REDUCTIONS,
+    Lengths,
+    backend_for,
+    batch_of,
+    check_values,
+    lengths_of,
+    one_of,
+    padded_targets,
     per_gap_penalty,
 )  # fmt: skip
-from starseq.op import score
+from starseq.op import reduce, score
 
 
 def stc_loss(
@@ -93,11 +102,11 @@ def ctc_loss(
 ) -> Tensor:
     """Connectionist Temporal Classification, as torch.nn.functional.ctc_loss, but from logits. Arguments as in stc_loss.
 
-        >>> logits = torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(0))
-        >>> arguments = (torch.tensor([[1, 1], [2, 3]]), (5, 4), (2, 1))
-        >>> ours, theirs = ctc_loss(logits, *arguments), torch.nn.functional.ctc_loss(logits.log_softmax(2), *arguments)
-        >>> torch.allclose(ours, theirs)
-        True
+    >>> logits = torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(0))
+    >>> arguments = (torch.tensor([[1, 1], [2, 3]]), (5, 4), (2, 1))
+    >>> ours, theirs = ctc_loss(logits, *arguments), torch.nn.functional.ctc_loss(logits.log_softmax(2), *arguments)
+    >>> torch.allclose(ours, theirs)
+    True
     """
     loss: Tensor = _loss(
         "ctc", logits, targets, input_lengths, target_lengths, blank=blank, reduction=reduction,
@@ -124,11 +133,11 @@ def selfless_ctc_loss(
 ) -> Tensor:
     """CTC whose collapse removes blanks only, so that labels have no self-loops: STC with all gaps closed.
 
-        >>> logits = torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(0))
-        >>> arguments = (torch.tensor([[1, 1], [2, 3]]), (5, 4), (2, 1))
-        >>> closed = stc_loss(logits, *arguments, penalty=-math.inf)
-        >>> torch.allclose(selfless_ctc_loss(logits, *arguments), closed)
-        True
+    >>> logits = torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(0))
+    >>> arguments = (torch.tensor([[1, 1], [2, 3]]), (5, 4), (2, 1))
+    >>> closed = stc_loss(logits, *arguments, penalty=-math.inf)
+    >>> torch.allclose(selfless_ctc_loss(logits, *arguments), closed)
+    True
     """
     loss: Tensor = _loss(
         "selfless_ctc", logits, targets, input_lengths, target_lengths, blank=blank, reduction=reduction,
@@ -155,12 +164,12 @@ class _Loss(nn.Module):
 class STCLoss(_Loss):
     """stc_loss as a module; the same call as torch.nn.CTCLoss, plus the penalty.
 
-        >>> criterion = STCLoss(blank=0)
-        >>> logits = torch.zeros(4, 1, 3, requires_grad=True)
-        >>> loss = criterion(logits, torch.tensor([[1, 2]]), torch.tensor([4]), torch.tensor([2]), penalty=math.log(0.5))
-        >>> loss.backward()
-        >>> logits.grad.shape
-        torch.Size([4, 1, 3])
+    >>> criterion = STCLoss(blank=0)
+    >>> logits = torch.zeros(4, 1, 3, requires_grad=True)
+    >>> loss = criterion(logits, torch.tensor([[1, 2]]), torch.tensor([4]), torch.tensor([2]), penalty=math.log(0.5))
+    >>> loss.backward()
+    >>> logits.grad.shape
+    torch.Size([4, 1, 3])
     """
 
     def __init__(
@@ -198,8 +207,8 @@ class STCLoss(_Loss):
 class CTCLoss(_Loss):
     """ctc_loss as a module, in place of log_softmax and torch.nn.CTCLoss.
 
-        >>> CTCLoss()(torch.zeros(4, 1, 3), torch.tensor([[1, 2]]), (4,), (2,)).shape
-        torch.Size([])
+    >>> CTCLoss()(torch.zeros(4, 1, 3), torch.tensor([[1, 2]]), (4,), (2,)).shape
+    torch.Size([])
     """
 
     def __init__(
@@ -227,8 +236,8 @@ class CTCLoss(_Loss):
 class SelflessCTCLoss(CTCLoss):
     """selfless_ctc_loss as a module.
 
-        >>> SelflessCTCLoss()(torch.zeros(4, 1, 3), torch.tensor([[1, 2]]), (4,), (2,)).shape
-        torch.Size([])
+    >>> SelflessCTCLoss()(torch.zeros(4, 1, 3), torch.tensor([[1, 2]]), (4,), (2,)).shape
+    torch.Size([])
     """
 
     def forward(self, logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths) -> Tensor:
@@ -256,24 +265,20 @@ def _loss(
     log_penalty = None if penalty is None else per_gap_penalty(penalty, batch, targets.shape[1], batched, logits)
 
     backend = backend_for(backend, logits.device)
-    losses, inserted = (_score_by_wfst if backend == "wfst" else score)(
+    loss, inserted = (_score_by_wfst if backend == "wfst" else score)(
         logits, targets, input_lengths, target_lengths, log_penalty, criterion=criterion, matching=matching, blank=blank,
         normalized=normalized, backend=backend, validate=validate or logits.device.type == "cpu", inserted=return_inserted,
+        reduction=reduction, zero_infinity=zero_infinity,
     )  # fmt: skip
-    if zero_infinity:
-        losses = losses.masked_fill(losses == math.inf, 0)
-    if reduction == "mean":
-        loss = (losses / target_lengths.clamp(min=1)).mean()
-    elif reduction == "sum":
-        loss = losses.sum()
-    else:
-        loss = losses if batched else losses[0]
-    return (loss, inserted if batched else inserted[0]) if return_inserted else loss
+    if not batched:
+        loss, inserted = loss if loss.dim() == 0 else loss[0], inserted[0] if return_inserted else inserted
+    return (loss, inserted) if return_inserted else loss
 
 
 def _score_by_wfst(
     logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None, *,
     criterion: str, matching: str, blank: int, normalized: bool, backend: str, validate: bool, inserted: bool,
+    reduction: str, zero_infinity: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As op.score, one utterance after the other through the reference, in float64."""
     if validate:
@@ -290,12 +295,14 @@ def _score_by_wfst(
             losses.append(getattr(wfst, criterion)(log_probs, target, blank=blank))
             continue
         gaps = log_penalty[b, : length + 1].double()
-        losses.append(wfst.stc(log_probs, target, log_penalty=gaps, blank=blank, matching=matching))
+        kind = cast(Literal["leftmost", "all"], matching)
+        losses.append(wfst.stc(log_probs, target, log_penalty=gaps, blank=blank, matching=kind))
         if inserted:
             gaps = gaps.detach().requires_grad_()
             with torch.enable_grad():
-                loss = wfst.stc(log_probs.detach(), target, log_penalty=gaps, blank=blank, matching=matching)
+                loss = wfst.stc(log_probs.detach(), target, log_penalty=gaps, blank=blank, matching=kind)
             (slope,) = torch.autograd.grad(loss, gaps)
             insertions.append(nn.functional.pad(-slope, (0, targets.shape[1] - length)))
     together = torch.stack(losses) if losses else logits.sum(dim=(1, 2))  # of no utterances: (0,), differentiable
-    return together.to(dtype), torch.stack(insertions).to(dtype) if insertions else logits.new_empty(0, dtype=dtype)
+    loss = reduce(together.to(dtype), target_lengths, reduction, zero_infinity)
+    return loss, torch.stack(insertions).to(dtype) if insertions else logits.new_empty(0, dtype=dtype)

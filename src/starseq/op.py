@@ -20,19 +20,38 @@ from starseq.criteria.graph import LabelGraph
 def score(
     logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None, *,
     criterion: str, matching: str, blank: int, normalized: bool, backend: str, validate: bool, inserted: bool,
+    reduction: str, zero_infinity: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """-log of the summed score of all alignments, (B,), and the expected insertions, (B, U+1) (empty unless asked for).
+    """-log of the summed score of all alignments, reduced, and the expected insertions, (B, U+1) (empty unless asked for).
 
     logits: (B, T, V). targets: (B, U). log_penalty: (B, U+1), or None for a criterion without stars. The first result is
-    differentiable in logits and log_penalty, once.
+    differentiable in logits and log_penalty, once. Reducing is part of it: as operations of their own, the few divisions
+    and their gradients would cost more than the loss of a small batch.
     """
     penalized = log_penalty is not None and log_penalty.requires_grad and torch.is_grad_enabled()
     differentiable = penalized or (logits.requires_grad and torch.is_grad_enabled())
-    loss, insertions = _Score.apply(
+    loss, insertions = _Score.apply(  # type: ignore[no-untyped-call]
         logits, targets, input_lengths, target_lengths, log_penalty,
         _Setting(criterion, matching, blank, normalized, backend), validate, inserted or penalized, differentiable,
+        reduction, zero_infinity,
     )  # fmt: skip
     return loss, insertions
+
+
+def reduce(losses: Tensor, target_lengths: Tensor, reduction: str, zero_infinity: bool) -> Tensor:
+    """As torch.nn.CTCLoss: "mean" is the mean over the batch of loss / max(target length, 1)."""
+    if zero_infinity:
+        losses = losses.masked_fill(losses == torch.inf, 0)
+    if reduction == "mean":
+        return (losses / target_lengths.clamp(min=1)).mean()
+    return losses.sum() if reduction == "sum" else losses
+
+
+def _for_each(grad: Tensor, target_lengths: Tensor, reduction: str) -> Tensor:
+    """The gradient of `reduce`: what each utterance's loss gets, (B,). One of inf is taken care of below: its gradient is 0."""
+    if reduction == "mean":
+        return grad / (target_lengths.clamp(min=1) * len(target_lengths))
+    return grad.expand(len(target_lengths)) if reduction == "sum" else grad
 
 
 class _Setting(NamedTuple):
@@ -47,7 +66,7 @@ class _Score(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None,
-        setting: _Setting, validate: bool, inserted: bool, differentiable: bool,
+        setting: _Setting, validate: bool, inserted: bool, differentiable: bool, reduction: str, zero_infinity: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         batch = (logits, targets, input_lengths, target_lengths, log_penalty)
         if torch.compiler.is_compiling():
@@ -60,31 +79,34 @@ class _Score(torch.autograd.Function):
                 setting.criterion, targets, target_lengths, log_penalty, setting.matching, setting.blank
             )
             results = _forward(logits, ctx.graph, input_lengths, setting, inserted, differentiable)
-        loss, insertions, *saved = results
+        losses, insertions, *saved = results
         ctx.save_for_backward(*batch, insertions, *saved)
-        ctx.setting = setting
+        ctx.setting, ctx.reduction = setting, reduction
         ctx.mark_non_differentiable(insertions)
         ctx.set_materialize_grads(False)
-        return loss, insertions
+        return reduce(losses, target_lengths, reduction, zero_infinity), insertions
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *unused: Any) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 9
+            return (None,) * 11
         logits, targets, input_lengths, target_lengths, log_penalty, insertions, *saved = ctx.saved_tensors
         for_logits = for_penalty = None
         with torch.no_grad():
+            each = _for_each(grad, target_lengths, ctx.reduction)
             if ctx.needs_input_grad[0] and ctx.graph is None:
                 batch = (logits, targets, input_lengths, target_lengths, log_penalty)
-                for_logits = _gradient_op(grad, *batch, *saved, *ctx.setting)
+                for_logits = _gradient_op(each, *batch, *saved, *ctx.setting)
             elif ctx.needs_input_grad[0]:
-                for_logits = _gradient(grad, logits, ctx.graph, input_lengths, saved, ctx.setting)
+                for_logits = _gradient(each, logits, ctx.graph, input_lengths, saved, ctx.setting)
             if ctx.needs_input_grad[4]:
-                for_penalty = (-insertions * grad[:, None]).to(log_penalty.dtype)
+                for_penalty = (-insertions * each[:, None]).to(log_penalty.dtype)
         if torch.is_grad_enabled():  # create_graph=True: these must not pass for constants in what is built on them
-            for_logits = for_logits if for_logits is None else _Once.apply(for_logits, grad, logits, log_penalty)
-            for_penalty = for_penalty if for_penalty is None else _Once.apply(for_penalty, grad, logits, log_penalty)
-        return for_logits, None, None, None, for_penalty, None, None, None, None
+            for_logits, for_penalty = (
+                None if x is None else _Once.apply(x, grad, logits, log_penalty)  # type: ignore[no-untyped-call]
+                for x in (for_logits, for_penalty)
+            )
+        return (for_logits, None, None, None, for_penalty, *(None,) * 6)
 
 
 class _Once(torch.autograd.Function):
@@ -121,9 +143,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """loss, insertions, and what the gradient needs: norm, log_alpha, log_beta, log_z."""
     emissions, lattice = _backend(setting.backend)
-    arcs = emissions.scores(
-        logits, graph.tokens, lengths, blank=setting.blank, normalized=setting.normalized, star=inserted
-    )
+    arcs = emissions.scores(logits, graph.tokens, graph.topology, lengths, normalized=setting.normalized, star=inserted)
     log_alpha, log_beta, log_z = lattice.forward_backward(
         arcs.stay, arcs.enter, graph.topology, lengths,
         backward=differentiable or inserted, exact=logits.dtype == torch.float64,
@@ -151,9 +171,7 @@ def _gradient(
 ) -> Tensor:
     emissions, _ = _backend(setting.backend)
     topology, tokens = graph
-    result: Tensor = emissions.gradient(
-        grad, logits, tokens, topology, lengths, *saved, blank=setting.blank, normalized=setting.normalized
-    )
+    result: Tensor = emissions.gradient(grad, logits, tokens, topology, lengths, *saved, normalized=setting.normalized)
     return result
 
 
@@ -208,8 +226,8 @@ def _forward_fake(
     validate: bool, inserted: bool, differentiable: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     batch, frames, _ = logits.shape
-    topology, _ = label_graph(criterion, targets, target_lengths, log_penalty, matching, blank)
-    states = topology.final.shape[1]
+    _, tokens = label_graph(criterion, targets, target_lengths, log_penalty, matching, blank)
+    states = tokens.enter.shape[1]
     dtype = _loss_dtype(logits)
     sums = logits.new_empty(batch, frames + 1, states, dtype=torch.float64)
     return (

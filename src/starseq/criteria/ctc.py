@@ -9,21 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from starseq.criteria.graph import LabelGraph, labels_or_none
-from starseq.emissions.tokens import Tokens
+from starseq.criteria.graph import LabelGraph, wide
+from starseq.emissions.tokens import NONE, Tokens
 from starseq.lattice.topology import Topology
 
 
 def label_graph(targets: Tensor, target_lengths: Tensor, *, blank: int) -> LabelGraph:
     """The graph of 2U+1 states for targets (B, U) and target_lengths (B,)."""
-    labels = labels_or_none(targets, target_lengths, blank)
-    token = labels.new_full((labels.shape[0], 2 * labels.shape[1] + 1), blank)
-    token[:, 1::2] = labels
-    skip = torch.zeros_like(token, dtype=torch.bool)
-    skip[:, 3::2] = labels[:, 1:] != labels[:, :-1]
-    last = 2 * target_lengths[:, None]
-    state = torch.arange(token.shape[1], device=targets.device)
-    return LabelGraph(
-        Topology(final=(state == last) | (state == last - 1), num_states=2 * target_lengths + 1, skip=skip),
-        Tokens(enter=token, stay=token),
-    )
+    pad = torch.nn.functional.pad
+    labels = wide(targets)
+    labels = labels.masked_fill(labels == blank, NONE)  # as a label it is impossible
+    token = pad(pad(labels[:, :, None], (1, 0), value=blank).flatten(1), (0, 1), value=blank)
+    # Blanks are all alike, so only labels are entered past a state. (Without labels there is one state, and no room for two.)
+    skip = pad(token[:, 2:] != token[:, :-2], (2, 0), value=False)[:, : token.shape[1]].contiguous()
+    twice = target_lengths + target_lengths
+    return LabelGraph(Topology(num_states=twice + 1, ends=2, skip=skip), Tokens(blank, token, token))

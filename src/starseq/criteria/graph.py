@@ -23,10 +23,9 @@ class LabelGraph(NamedTuple):
     tokens: Tokens
 
 
-def labels_or_none(targets: Tensor, target_lengths: Tensor, blank: int) -> Tensor:
-    """The labels (B, U) as int32, NONE past the lengths and in place of a blank, which is no label."""
-    inside = torch.arange(targets.shape[1], device=targets.device) < target_lengths[:, None]
-    return targets.int().masked_fill_(~(inside & (targets != blank)), NONE)
+def wide(targets: Tensor) -> Tensor:
+    """The targets in an integer type that can hold NONE and any token."""
+    return targets if targets.dtype in (torch.int32, torch.int64) else targets.int()
 
 
 def to_wfst(label_graph: LabelGraph, b: int = 0, tokens: Sequence[int] | None = None) -> wfst.Graph:
@@ -50,19 +49,21 @@ def to_wfst(label_graph: LabelGraph, b: int = 0, tokens: Sequence[int] | None = 
         1 -> 2  b
         2 -> 2  ∅
     """
-    topology, (enter, stay, star_weight, star_except) = label_graph
+    topology, (blank, enter, stay, star_weight, star_except) = label_graph
     states = int(topology.num_states[b])
-    final: list[int] = topology.final[b, :states].nonzero().flatten().tolist()
-    builder = wfst.GraphBuilder(states, start=[0], final=final)
+    builder = wfst.GraphBuilder(states, start=[0], final=range(max(states - topology.ends, 0), states))
 
     def add(source: int, target: int, token: Tensor) -> None:
-        if token >= 0:
+        if token >= 0 and not (stay is None and token == blank):
             builder.add_arc(source, target, int(token))
 
     for s in range(states):
-        add(s, s, stay[b, s])
-        if star_weight is not None and star_except is not None and star_weight[b, s] != -torch.inf:
-            left_out = int(star_except[b, s])
+        if stay is None:
+            builder.add_arc(s, s, blank)
+        else:
+            add(s, s, stay[b, s])
+        if star_weight is not None and star_weight[b, s] != -torch.inf:
+            left_out = NONE if star_except is None or s + 1 == states else int(star_except[b, s])
             builder.add_arc(s, s, wfst.STAR if left_out < 0 else wfst.star_label(left_out), weight=star_weight[b, s])
         if s + 1 < states:
             add(s, s + 1, enter[b, s + 1])

@@ -14,11 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from starseq.criteria import selfless_ctc
-from starseq.criteria.graph import LabelGraph
-from starseq.emissions.tokens import NONE
-
-MATCHINGS = ("leftmost", "all")
+from starseq.criteria.graph import LabelGraph, wide
+from starseq.emissions.tokens import NONE, Tokens
+from starseq.lattice.topology import Topology
 
 
 def label_graph(
@@ -29,10 +27,10 @@ def label_graph(
     log_penalty: (B, U+1), the log-weight of a token inserted in gap l, after label l; -inf closes the gap.
     matching: "leftmost" counts an alignment once, "all" once for every embedding of the labels (nothing is left out).
     """
-    topology, tokens = selfless_ctc.label_graph(targets, target_lengths, blank=blank)
-    if matching == "all":
-        left_out = torch.full_like(tokens.enter, NONE)
-    else:
-        left_out = tokens.enter.roll(-1, dims=1)  # y_{l+1}; state 0 is entered by nothing, which comes to stand last
-        left_out.masked_fill_((log_penalty == -torch.inf).roll(-1, dims=1), NONE)
-    return LabelGraph(topology, tokens._replace(star_weight=log_penalty, star_except=left_out))
+    around = torch.nn.functional.pad(wide(targets), (1, 1), value=NONE)
+    enter, following = around[:, :-1], around[:, 1:]
+    left_out = following if matching == "leftmost" else None
+    # Where one penalty serves all gaps of an utterance, they are closed together, and no star is passed at all.
+    if left_out is not None and log_penalty.stride(1) != 0:
+        left_out = left_out.masked_fill((log_penalty == -torch.inf).roll(-1, dims=1), NONE)
+    return LabelGraph(Topology(num_states=target_lengths + 1), Tokens(blank, enter, None, log_penalty, left_out))

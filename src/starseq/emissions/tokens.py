@@ -13,17 +13,20 @@ NONE = -1
 class Tokens(NamedTuple):
     """The tokens on the arcs of B graphs of S states.
 
-    enter: (B, S) int32, what the arcs that enter a state from other states consume.
-    stay: (B, S) int32, what its self-loop consumes.
+    blank: the token that means nothing.
+    enter: (B, S) integers, what the arcs that enter a state from other states consume.
+    stay: (B, S) integers, what its self-loop consumes; or None: every self-loop consumes blank, and no other arc does.
     star_weight: (B, S) floating, or None: the log-weight at which the self-loop also consumes *any* token but blank,
         or -inf where it does not.
-    star_except: (B, S) int32, or None: the one token that this star leaves out.
+    star_except: (B, S) integers, or None: the one token that this star leaves out. A graph's last state leaves out nothing.
 
     A token outside 0..V-1 is impossible: an arc that consumes it has the score -inf, and a star has nothing to leave out.
+    States that an utterance's graph does not have may hold anything.
     """
 
+    blank: int
     enter: Tensor
-    stay: Tensor
+    stay: Tensor | None = None
     star_weight: Tensor | None = None
     star_except: Tensor | None = None
 

@@ -14,22 +14,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from starseq.emissions.tokens import NONE, Scores, Tokens
+from starseq.emissions.tokens import Scores, Tokens
 from starseq.lattice import threads
 from starseq.lattice.elementary_numba import exp, jit, log_remainder, logaddexp, maximum, sum_exp
 from starseq.lattice.topology import Topology
 
-_BLOCK = 512  # of a row at a time: stays in the first-level cache
+_BLOCK = 1024  # of a row at a time
 _ENOUGH = 1e-6  # of a float64 sum: what is left after a subtraction still has ten digits
+_TINY = 1e-25  # a sum of float32 terms under which some of them may have become 0
 
 
 def scores(
-    logits: Tensor, tokens: Tokens, lengths: Tensor, *, blank: int, normalized: bool, star: bool = False
+    logits: Tensor, tokens: Tokens, topology: Topology, lengths: Tensor, *, normalized: bool, star: bool = False
 ) -> Scores:
     """See vocabulary_torch.scores."""
     rows = _rows(logits)
     batch, frames, vocabulary = logits.shape
-    columns = _columns(tokens, blank, vocabulary)
+    columns = _columns(tokens, topology, vocabulary)
     states = tokens.enter.shape[1]
     result = Scores(
         stay=torch.empty(batch, frames, states, dtype=torch.float64),
@@ -38,7 +39,7 @@ def scores(
         norm=torch.empty(batch, frames, dtype=torch.float64),
     )
     threads.run(
-        _scores, batch * frames, batch * frames * (vocabulary + 4 * states), *rows, frames, vocabulary,
+        _scores, batch * frames, batch * frames * (vocabulary + 4 * states), *rows, frames, vocabulary, tokens.blank,
         *columns, _weight(tokens), lengths.numpy(), normalized, *(x.numpy() for x in result),
     )  # fmt: skip
     return result
@@ -46,7 +47,7 @@ def scores(
 
 def gradient(
     grad: Tensor, logits: Tensor, tokens: Tokens, topology: Topology, lengths: Tensor, norm: Tensor,
-    log_alpha: Tensor, log_beta: Tensor, log_z: Tensor, *, blank: int, normalized: bool,
+    log_alpha: Tensor, log_beta: Tensor, log_z: Tensor, *, normalized: bool,
 ) -> Tensor:  # fmt: skip
     """See vocabulary_torch.gradient."""
     batch, frames, vocabulary = logits.shape
@@ -57,7 +58,7 @@ def gradient(
     skip = np.empty((0, 0), np.bool_) if topology.skip is None else topology.skip.numpy()
     threads.run(
         _gradient, batch * frames, batch * frames * (vocabulary + 8 * log_alpha.shape[2]), *rows, *_rows(result),
-        frames, vocabulary, *_columns(tokens, blank, vocabulary), _weight(tokens), lengths.numpy(), normalized,
+        frames, vocabulary, *_columns(tokens, topology, vocabulary), _weight(tokens), lengths.numpy(), normalized,
         skip, topology.num_states.numpy(), grad.to(torch.float64).numpy(), norm.numpy(),
         log_alpha.numpy(), log_beta.numpy(), log_z.numpy(),
     )  # fmt: skip
@@ -78,14 +79,18 @@ class _Columns(NamedTuple):
     left_out: Any  # (B, S) uint32
 
 
-def _columns(tokens: Tokens, blank: int, vocabulary: int) -> _Columns:
+def _columns(tokens: Tokens, topology: Topology, vocabulary: int) -> _Columns:
     batch, states = tokens.enter.shape
-    enter, stay = tokens.enter.numpy(), tokens.stay.numpy()
-    left_out = np.full_like(enter, NONE) if tokens.star_except is None else tokens.star_except.numpy()
+    enter = tokens.enter.numpy()
+    unsaid = np.empty((0, 0), enter.dtype)
+    stay = unsaid if tokens.stay is None else tokens.stay.numpy()
+    left_out = unsaid if tokens.star_except is None else tokens.star_except.numpy()
     places = (np.empty((batch, states), np.uint32) for _ in range(3))
     widest = min(vocabulary, 3 * states + 1)
-    columns = _Columns(np.empty((batch, widest), np.int64), np.empty(batch, np.int64), np.empty(batch, np.int64), *places)
-    _find_columns(enter, stay, left_out, blank, vocabulary, *columns)
+    columns = _Columns(
+        np.empty((batch, widest), np.int64), np.empty(batch, np.int64), np.empty(batch, np.int64), *places
+    )
+    _find_columns(enter, stay, left_out, topology.num_states.numpy(), tokens.blank, vocabulary, *columns)
     return columns
 
 
@@ -105,18 +110,31 @@ def _rows(x: Tensor) -> tuple[Any, int, int]:
 
 
 @jit
+def _mark(place: Any, v: Any) -> None:
+    if v >= 0 and v < place.size:
+        place[v] = 0
+
+
+@jit
+def _place_of(place: Any, v: Any, nowhere: Any) -> Any:
+    return place[v] if v >= 0 and v < place.size else nowhere
+
+
+@jit
 def _find_columns(
-    enter: Any, stay: Any, left_out: Any, blank: Any, vocabulary: Any, token: Any, count: Any, blank_place: Any,
-    enter_place: Any, stay_place: Any, left_out_place: Any,
+    enter: Any, stay: Any, left_out: Any, num_states: Any, blank: Any, vocabulary: Any, token: Any, count: Any,
+    blank_place: Any, enter_place: Any, stay_place: Any, left_out_place: Any,
 ) -> None:  # fmt: skip
     place = np.empty(vocabulary, np.int32)
     for b in range(enter.shape[0]):
         place[:] = -1
         place[blank] = 0
-        for s in range(enter.shape[1]):
-            for v in (enter[b, s], stay[b, s], left_out[b, s]):
-                if v >= 0 and v < vocabulary:
-                    place[v] = 0
+        for s in range(num_states[b]):
+            _mark(place, enter[b, s])
+            if stay.size:
+                _mark(place, stay[b, s])
+            if left_out.size and s + 1 < num_states[b]:
+                _mark(place, left_out[b, s])
         n = 0
         for v in range(vocabulary):
             if place[v] == 0:
@@ -125,41 +143,61 @@ def _find_columns(
                 n += 1
         count[b] = n
         blank_place[b] = place[blank]
-        for s in range(enter.shape[1]):
-            v = enter[b, s]
-            enter_place[b, s] = place[v] if v >= 0 and v < vocabulary else n
-            v = stay[b, s]
-            stay_place[b, s] = place[v] if v >= 0 and v < vocabulary else n
-            v = left_out[b, s]
-            left_out_place[b, s] = place[v] if v >= 0 and v < vocabulary else n
+        enter_place[b, :] = n
+        stay_place[b, :] = n if stay.size else place[blank]
+        left_out_place[b, :] = n
+        for s in range(num_states[b]):
+            if stay.size or enter[b, s] != blank:
+                enter_place[b, s] = _place_of(place, enter[b, s], n)
+            if stay.size:
+                stay_place[b, s] = _place_of(place, stay[b, s], n)
+            if left_out.size and s + 1 < num_states[b]:
+                left_out_place[b, s] = _place_of(place, left_out[b, s], n)
 
 
 @jit
-def _copy(source: Any, target: Any) -> None:
-    for i in range(source.size):
-        target[i] = source[i]
-
-
-@jit
-def _log_rest(row: Any, columns: Any, block: Any) -> Any:
-    """The log-sum over a row without the columns (ascending token numbers), as a float64."""
-    top, total, c = -np.inf, 0.0, 0
-    for start in range(0, row.size, _BLOCK):
-        stop = min(start + _BLOCK, row.size)
-        piece = row[start:stop]
-        if c < columns.size and columns[c] < stop:
-            _copy(piece, block)
-            while c < columns.size and columns[c] < stop:
-                block[columns[c] - start] = -np.inf
-                c += 1
-            piece = block[: stop - start]
-        largest = np.float64(maximum(piece))
+def _largest(values: Any) -> Any:
+    """The place of the largest value; any place if there is none above -inf."""
+    top, best = -np.inf, 0
+    for start in range(0, values.size, _BLOCK):
+        largest = np.float64(maximum(values[start : start + _BLOCK]))
         if largest > top:
-            total *= math.exp(top - largest)
-            top = largest
-        shift = top if top > -np.inf else 0.0  # only -inf and NaN so far: NaN must reach the sum
-        total += sum_exp(piece, block.dtype.type(shift))
-    return top + math.log(total) if total != 0.0 else -np.inf
+            top, best = largest, start
+    for i in range(best, min(best + _BLOCK, values.size)):
+        if values[i] == top:
+            return i
+    return best
+
+
+@jit
+def _sum_exp(values: Any, shift: Any) -> Any:
+    """The sum of exp(values - shift): blocks in the precision of the values, their sum in float64."""
+    total = 0.0
+    for start in range(0, values.size, _BLOCK):
+        total += sum_exp(values[start : start + _BLOCK], values.dtype.type(shift))
+    return total
+
+
+@jit
+def _star(row: Any, blank: Any) -> Any:
+    """Of all tokens but blank the largest score, and the log-sum of the others with a maximum of their own."""
+    place = _largest(row[:blank]) if blank else 0
+    later = blank + 1 + _largest(row[blank + 1 :]) if blank + 1 < row.size else blank
+    if place == blank or (later != blank and not row[place] >= row[later]):
+        place = later
+    if place == blank:  # a vocabulary of nothing else
+        return -np.inf, -np.inf
+    one, two = min(place, blank), max(place, blank)
+    before, between, after = row[:one], row[one + 1 : two], row[two + 1 :]
+    top = np.float64(row[place])
+    shift = top if top > -np.inf else 0.0
+    total = _sum_exp(before, shift) + _sum_exp(between, shift) + _sum_exp(after, shift)
+    if total < _TINY:
+        shift = max(np.float64(maximum(before)), np.float64(maximum(between)), np.float64(maximum(after)))
+        if shift == -np.inf:
+            return top, -np.inf
+        total = _sum_exp(before, shift) + _sum_exp(between, shift) + _sum_exp(after, shift)
+    return top, shift + math.log(total)
 
 
 @jit
@@ -179,60 +217,28 @@ def _sum(terms: Any) -> Any:
 
 
 @jit
-def _log_sum(values: Any, terms: Any) -> Any:
-    """The log-sum of a float64 array with its own maximum; `terms` is written."""
-    top = maximum(values)
-    _terms(values, top, terms)
-    total = _sum(terms)
-    return top + math.log(total) if total != 0.0 else -np.inf
+def _leave_each_out(star: Any, top: Any, others: Any, value: Any, without: Any, like: Any) -> None:
+    """without[c] = log-sum of the star without column c; the last place, where value is -inf, leaves nothing out.
 
-
-@jit
-def _leave_each_out(value: Any, rest: Any, blank: Any, without: Any, terms: Any) -> Any:
-    """without[c] = log-sum of rest and all columns but blank and c; the last place leaves nothing out, and is returned.
-
-    value: (C + 1,), whose last place is not read. Only the largest column can hold more than half of the star's mass, so only
-    there a difference would lose digits: if it does, that one is left out by adding up the others.
+    Only the largest token can hold more than half of the star's mass, so only there a difference would lose digits: leaving
+    that one out gives `others`, which was summed without it.
     """
-    count = value.size - 1
-    largest = blank  # none yet
-    for c in range(count):
-        without[c] = value[c]
-        if c != blank and (largest == blank or value[c] > value[largest]):
-            largest = c
-    without[blank] = -np.inf
-    without[count] = rest
-    star = _log_sum(without, terms)
-    total = _sum(terms)
-    others = total - terms[largest]
-    if others > _ENOUGH * total:
-        log_others = star + math.log(others / total)
-    else:
-        without[largest] = -np.inf
-        log_others = _log_sum(without, terms)
-    _log_remainders(star, value, without, terms)
-    without[largest] = log_others
-    without[blank] = star
-    without[count] = star
-    return star
-
-
-@jit
-def _log_remainders(total: Any, parts: Any, out: Any, like: Any) -> None:
-    for c in range(out.size):
-        out[c] = log_remainder(total, parts[c], like)
+    for c in range(without.size):
+        without[c] = log_remainder(star, value[c], like)
+    for c in range(without.size - 1):
+        if value[c] == top:
+            without[c] = others
 
 
 @jit
 def _scores(
-    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any,
-    token: Any, count: Any, blank: Any, enter: Any, stay: Any, left_out: Any, weight: Any, lengths: Any, normalized: Any,
+    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any, blank: Any,
+    token: Any, count: Any, blank_place: Any, enter: Any, stay: Any, left_out: Any, weight: Any, lengths: Any, normalized: Any,
     log_stay: Any, log_enter: Any, log_star: Any, norm: Any,
 ) -> None:  # fmt: skip
-    block = np.empty(_BLOCK, flat.dtype)
     values, withouts = np.empty(token.shape[1] + 1), np.empty(token.shape[1] + 1)
-    scratch = np.empty(token.shape[1] + 1, flat.dtype)
     stars, stays = np.empty(enter.shape[1]), np.empty(enter.shape[1])
+    like = np.empty(0, flat.dtype)
     current = -1
     for item in range(begin, end):
         b, t = item // frames, item % frames
@@ -240,32 +246,29 @@ def _scores(
             continue
         if b != current:  # slices cost as much as a short loop: once an utterance
             current, columns, n = b, token[b, : count[b]], count[b]
-            value, without, terms = values[: n + 1], withouts[: n + 1], scratch[: n + 1]
+            value, without = values[: n + 1], withouts[: n + 1]
             enters, stayings, leavings = enter[b], stay[b], left_out[b]
         row = flat[b * stride_b + t * stride_t : b * stride_b + t * stride_t + vocabulary]
-        rest = _log_rest(row, columns, block) if normalized or weight.size else -np.inf
-        for c in range(columns.size):
-            value[c] = row[columns[c]]
-        log_norm = 0.0
-        if weight.size:
-            star = _leave_each_out(value, rest, blank[b], without, terms)
-            log_norm = logaddexp(star, value[blank[b]], scratch) if normalized else 0.0
-        elif normalized:
-            value[columns.size] = rest
-            log_norm = _log_sum(value, terms)
-        log_norm = 0.0 if log_norm == -np.inf else log_norm
+        log_norm, star, top, others = 0.0, -np.inf, -np.inf, -np.inf
+        if normalized or weight.size:
+            top, others = _star(row, blank)
+            star = logaddexp(others, top, like)
+        if normalized:
+            log_norm = logaddexp(star, np.float64(row[blank]), like)
+            log_norm = 0.0 if log_norm == -np.inf else log_norm
         norm[b, t] = log_norm
-        for c in range(columns.size):
-            value[c] -= log_norm
-        value[columns.size] = -np.inf
+        for c in range(n):
+            value[c] = np.float64(row[columns[c]]) - log_norm
+        value[n] = -np.inf
         _pick(value, enters, log_enter[b, t])
         if weight.size:
+            _leave_each_out(star - log_norm, top - log_norm, others - log_norm, value, without, like)
             _pick(without, leavings, stars)
-            _add(stars, weight[b], -log_norm, stars)
+            _add(stars, weight[b], stars)
             if log_star.size:
                 log_star[b, t] = stars
             _pick(value, stayings, stays)
-            _logaddexp_all(stays, stars, log_stay[b, t], scratch)
+            _logaddexp_all(stays, stars, log_stay[b, t], like)
         else:
             _pick(value, stayings, log_stay[b, t])
 
@@ -280,9 +283,9 @@ def _pick(value: Any, place: Any, out: Any) -> None:
 
 
 @jit
-def _add(a: Any, b: Any, shift: Any, out: Any) -> None:
+def _add(a: Any, b: Any, out: Any) -> None:
     for s in range(out.size):
-        out[s] = (a[s] + shift) + b[s]
+        out[s] = a[s] + b[s]
 
 
 @jit
@@ -311,7 +314,15 @@ def _add_by_place(values: Any, place: Any, sums: Any) -> None:
 
 @jit
 def _add_stars(
-    log_outside: Any, left_out: Any, value: Any, blank: Any, coefficient: Any, sums: Any, masked: Any, terms: Any, shares: Any
+    log_outside: Any,
+    left_out: Any,
+    value: Any,
+    blank: Any,
+    coefficient: Any,
+    sums: Any,
+    masked: Any,
+    terms: Any,
+    shares: Any,
 ) -> Any:
     """Adds to each column its posterior as a star: P(c) times the sum of the outsides of the stars that hold it.
 
@@ -408,11 +419,11 @@ def _gradient(
             log_k = _add_stars(picked, leavings, value, blank[b], coefficient, sums, masked, posterior, shares)
         if normalized:  # d(-log_z)/d logit = P(v) - posterior
             if log_k < 0.0:
-                _fill(row, math.log1p(-math.exp(log_k)) - log_norm, grad[b], out)
+                _fill(row, math.log(-math.expm1(log_k)) - log_norm, grad[b], out)
             elif log_k == 0.0:
                 out[:] = 0
             else:
-                _fill(row, log_k + math.log1p(-math.exp(-log_k)) - log_norm, -grad[b], out)
+                _fill(row, log_k + math.log(-math.expm1(-log_k)) - log_norm, -grad[b], out)
         elif log_k == -np.inf:
             out[:] = 0
         else:

@@ -13,29 +13,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from starseq.emissions.tokens import Scores, Tokens
+from starseq.emissions.tokens import NONE, Scores, Tokens
 from starseq.lattice.banded_torch import outside
 from starseq.lattice.topology import Topology
 
 
 def scores(
-    logits: Tensor, tokens: Tokens, lengths: Tensor, *, blank: int, normalized: bool, star: bool = False
+    logits: Tensor, tokens: Tokens, topology: Topology, lengths: Tensor, *, normalized: bool, star: bool = False
 ) -> Scores:
     """Scores of all arcs. logits: (B, T, V). With `normalized` a log-softmax comes first; with `star` its part is kept."""
     x = _log_scores(logits, lengths)
     norm = torch.logsumexp(x, dim=2) if normalized else x.new_zeros(x.shape[:2])
     norm = norm.masked_fill(norm == -torch.inf, 0)  # a frame without any mass: every score stays -inf
     x = x - norm[:, :, None]
-    enter, stay = _gather(x, tokens.enter), _gather(x, tokens.stay)
-    if tokens.star_weight is None or tokens.star_except is None:
+    enters, stays, left_out = _whole(tokens, topology)
+    enter, stay = _gather(x, enters), _gather(x, stays)
+    if tokens.star_weight is None:
         return Scores(stay, enter, stay.new_empty(0), norm)
-    log_star = tokens.star_weight.to(x.dtype)[:, None] + _star_except(x, tokens.star_except, blank)
+    log_star = tokens.star_weight.to(x.dtype)[:, None] + _star_except(x, left_out, tokens.blank)
     return Scores(torch.logaddexp(stay, log_star), enter, log_star if star else stay.new_empty(0), norm)
 
 
 def gradient(
     grad: Tensor, logits: Tensor, tokens: Tokens, topology: Topology, lengths: Tensor, norm: Tensor,
-    log_alpha: Tensor, log_beta: Tensor, log_z: Tensor, *, blank: int, normalized: bool,
+    log_alpha: Tensor, log_beta: Tensor, log_z: Tensor, *, normalized: bool,
 ) -> Tensor:  # fmt: skip
     """grad * d(-log_z)/d logits, shaped, typed and laid out as the logits. grad: (B,), one factor an utterance.
 
@@ -46,20 +47,37 @@ def gradient(
     vocabulary = x.shape[2]
 
     result = x.exp() if normalized else torch.zeros_like(x)  # the posteriors of each frame sum to one
-    if tokens.star_weight is not None and tokens.star_except is not None:
+    enter, stay, left_out = _whole(tokens, topology)
+    if tokens.star_weight is not None:
         weighted = (outside_stay + tokens.star_weight[:, None]).masked_fill(outside_stay == -torch.inf, -torch.inf)
-        result = result - _star_posteriors(x, tokens.star_except, weighted, blank)  # past the states a weight may be NaN
-    arcs = torch.cat([tokens.stay, tokens.enter], dim=1)
+        result = result - _star_posteriors(x, left_out, weighted, tokens.blank)  # past the states a weight may be NaN
+    arcs = torch.cat([stay, enter], dim=1)
     posteriors = (_gather(x, arcs) + torch.cat([outside_stay, outside_enter], dim=2)).exp()
     summed = posteriors @ _same(arcs, vocabulary).to(x.dtype)
-    index = _first_or(arcs, vocabulary)[:, None].expand(-1, x.shape[1], -1)  # each token once; the rest go to a spare column
+    index = _first_or(arcs, vocabulary)[:, None].expand(
+        -1, x.shape[1], -1
+    )  # each token once; the rest go to a spare column
     result = torch.nn.functional.pad(result, (0, 1))
     result = result.scatter(2, index, result.gather(2, index) - summed)[:, :, :vocabulary]
 
     result = result * grad.to(x.dtype)[:, None, None]
-    result = result.masked_fill((log_z == -torch.inf)[:, None, None], 0).masked_fill(log_z.isnan()[:, None, None], torch.nan)
+    result = result.masked_fill((log_z == -torch.inf)[:, None, None], 0).masked_fill(
+        log_z.isnan()[:, None, None], torch.nan
+    )
     past = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
     return torch.empty_like(logits).copy_(result.masked_fill(past[:, :, None], 0))
+
+
+def _whole(tokens: Tokens, topology: Topology) -> tuple[Tensor, Tensor, Tensor]:
+    """What each state's entering arcs consume, its self-loop, and what its star leaves out, with nothing left unsaid."""
+    nothing = torch.full_like(tokens.enter, NONE)
+    enter, stay = tokens.enter, tokens.stay
+    if stay is None:
+        enter, stay = enter.masked_fill(enter == tokens.blank, NONE), torch.full_like(enter, tokens.blank)
+    left_out = nothing if tokens.star_except is None else tokens.star_except
+    last = torch.arange(enter.shape[1], device=enter.device) >= topology.num_states[:, None] - 1
+    left_out = left_out.masked_fill(last | (left_out == tokens.blank), NONE)
+    return enter, stay, left_out
 
 
 def _log_scores(logits: Tensor, lengths: Tensor) -> Tensor:
@@ -99,20 +117,15 @@ def _holds_largest(sizes: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
 
 def _star_except(x: Tensor, tokens: Tensor, blank: int) -> Tensor:
     """(B, T, S): the log-sum over all tokens but blank and the one given for each state."""
-    vocabulary = x.shape[2]
-    known = torch.zeros(x.shape[0], vocabulary + 1, dtype=torch.bool, device=x.device)
-    known = known.scatter(1, _first_or(tokens, vocabulary), True)[:, :vocabulary]
-    known[:, blank] = True
-    rest = torch.logsumexp(x.masked_fill(known[:, None], -torch.inf), dim=2, keepdim=True)
-
-    labels = _gather(x, tokens)
-    once = labels.masked_fill((_first_or(tokens, vocabulary) == vocabulary)[:, None], -torch.inf)
-    largest = _holds_largest(once, tokens, vocabulary)
-    # At most one label can hold more than half of the star: that one is left out by adding up the others.
-    others = torch.logsumexp(torch.cat([rest, once.masked_fill(largest, -torch.inf)], dim=2), dim=2, keepdim=True)
-    star = torch.logaddexp(others, once.max(dim=2, keepdim=True).values)
-    share = (labels - star).exp().masked_fill(labels == -torch.inf, 0)
-    return torch.where(largest, others, star + torch.log1p(-share))
+    blanks = torch.arange(x.shape[2], device=x.device) == blank
+    x = x.masked_fill(blanks, -torch.inf)
+    top, place = x.max(dim=2, keepdim=True)
+    # At most one token can hold more than half of the star: that one is left out by adding up the others.
+    others = torch.logsumexp(x.scatter(2, place, -torch.inf), dim=2, keepdim=True)
+    star = torch.logaddexp(others, top)
+    left_out = _gather(x, tokens)
+    share = (left_out - star).exp().masked_fill(left_out == -torch.inf, 0)
+    return torch.where(left_out == top, others, star + torch.log1p(-share))
 
 
 def _star_posteriors(x: Tensor, tokens: Tensor, log_outside: Tensor, blank: int) -> Tensor:

@@ -15,46 +15,40 @@ from starseq.emissions.tokens import Scores, Tokens
 from starseq.lattice.elementary_triton import exp_of, log_remainder, logaddexp
 from starseq.lattice.topology import Topology
 
-_BLOCK = 4096  # tokens of a row at a time
-_SMALL_BLOCK = 1024
+_LONG = 1024  # tokens: a longer row is read in pieces
 _TILE = 4096  # comparisons of tokens at a time
+# Sizes change from batch to batch: compiling anew for those that happen to be multiples of 16 would cost seconds each time.
+_SIZES = ["stride_b", "stride_t", "out_stride_b", "out_stride_t", "enter_b", "left_out_b", "weight_b", "weight_s",
+          "grad_stride", "T", "V", "S", "blank"]  # fmt: skip
 
 
 def scores(
-    logits: Tensor, tokens: Tokens, lengths: Tensor, *, blank: int, normalized: bool, star: bool = False
+    logits: Tensor, tokens: Tokens, topology: Topology, lengths: Tensor, *, normalized: bool, star: bool = False
 ) -> Scores:
     """See vocabulary_torch.scores."""
     batch, frames, vocabulary = logits.shape
     states = tokens.enter.shape[1]
-    empty = {"dtype": torch.float64, "device": logits.device}
+    arcs = (batch, frames, states)
     result = Scores(
-        stay=torch.empty(batch, frames, states, **empty),
-        enter=torch.empty(batch, frames, states, **empty),
-        star=torch.empty(batch, frames, states, **empty) if star else torch.empty(0, **empty),
-        norm=torch.empty(batch, frames, **empty),
+        stay=logits.new_empty(arcs, dtype=torch.float64),
+        enter=logits.new_empty(arcs, dtype=torch.float64),
+        star=logits.new_empty(arcs if star else 0, dtype=torch.float64),
+        norm=logits.new_empty(arcs[:2], dtype=torch.float64),
     )
     if batch * frames == 0:
         return result
-    stars = tokens.star_weight is not None
-    first = known = None
-    if stars:
-        first = torch.empty(batch, states, dtype=torch.int8, device=logits.device)
-        known = torch.empty(batch, vocabulary, dtype=torch.int8, device=logits.device)
-        block_s = triton.next_power_of_2(states)
-        _mark[(batch,)](
-            tokens.star_except, first, known, vocabulary, states, blank, block_s, max(1, _TILE // block_s), num_warps=8
-        )
     _scores[(batch * frames,)](
-        logits, *logits.stride(), tokens.enter, tokens.stay, tokens.star_except, tokens.star_weight, *_strides(tokens),
-        first, known, lengths, *result, frames, vocabulary, states, blank, stars, star, normalized,
-        logits.dtype == torch.float64, **_blocks(logits, logits, states),
+        logits, *logits.stride(), *_pointers(tokens), topology.num_states, lengths, *result,
+        frames, vocabulary, states, tokens.blank, tokens.stay is not None, tokens.star_weight is not None,
+        tokens.star_except is not None, star, normalized, logits.dtype == torch.float64,
+        **_blocks(logits, logits, states, 1024, 2 if states <= 512 else 8),
     )  # fmt: skip
     return result
 
 
 def gradient(
     grad: Tensor, logits: Tensor, tokens: Tokens, topology: Topology, lengths: Tensor, norm: Tensor,
-    log_alpha: Tensor, log_beta: Tensor, log_z: Tensor, *, blank: int, normalized: bool,
+    log_alpha: Tensor, log_beta: Tensor, log_z: Tensor, *, normalized: bool,
 ) -> Tensor:  # fmt: skip
     """See vocabulary_torch.gradient."""
     batch, frames, vocabulary = logits.shape
@@ -66,58 +60,39 @@ def gradient(
     dense = vocabulary <= max(2 * block_s, 256)
     _gradient[(batch * frames,)](
         grad, grad.stride(0), logits, *logits.stride(), result, *result.stride(),
-        tokens.enter, tokens.stay, tokens.star_except, tokens.star_weight, *_strides(tokens), topology.skip,
-        topology.num_states, lengths, norm, log_alpha, log_beta, log_z, frames, vocabulary, states, blank,
-        tokens.star_weight is not None, topology.skip is not None, normalized, logits.dtype == torch.float64, dense,
-        max(1, _TILE // block_s), **_blocks(logits, result, states),
+        *_pointers(tokens), topology.num_states, lengths, topology.skip, norm, log_alpha, log_beta, log_z,
+        frames, vocabulary, states, tokens.blank, tokens.stay is not None, tokens.star_weight is not None,
+        tokens.star_except is not None, topology.skip is not None, normalized, logits.dtype == torch.float64, dense,
+        max(1, _TILE // block_s), **_blocks(logits, result, states, 8192, 4 if states <= 64 else max(1, block_s // 256)),
     )  # fmt: skip
     return result
 
 
-def _strides(tokens: Tokens) -> tuple[int, int]:
-    """Of the stars' weights, which are often one number expanded."""
-    return (0, 0) if tokens.star_weight is None else tokens.star_weight.stride()
+def _pointers(tokens: Tokens) -> tuple[Tensor | int | None, ...]:
+    """The tensors of `tokens` with the strides that vary: tokens may be views of one padded tensor, weights one number."""
+    left_out, weight = tokens.star_except, tokens.star_weight
+    return (
+        tokens.enter, tokens.enter.stride(0), tokens.stay, left_out, 0 if left_out is None else left_out.stride(0),
+        weight, *((0, 0) if weight is None else weight.stride()),
+    )  # fmt: skip
 
 
-def _blocks(logits: Tensor, out: Tensor, states: int) -> dict[str, int]:
+def _blocks(logits: Tensor, out: Tensor, states: int, block: int, warps: int) -> dict[str, int]:
     """How a program divides its row (BLOCK_V, ALIGN) and its states (BLOCK_S), and with how many warps.
 
+    `block` is that of long rows, `warps` those of short ones.
     ALIGN: rows of an odd length begin at odd addresses, where wide loads are not possible; a long row is therefore read from
     its first address that is a multiple of 16 bytes, ALIGN elements at a time, and its ends apart. 1 stands for: don't.
     """
     vocabulary = logits.shape[2]
-    long = vocabulary > _SMALL_BLOCK
+    long = vocabulary > _LONG
     aligned = long and logits.stride(2) == 1 and logits.stride() == out.stride()
-    block_s = triton.next_power_of_2(states)
     return {
-        "BLOCK_V": _BLOCK if long else triton.next_power_of_2(vocabulary),
+        "BLOCK_V": block if long else triton.next_power_of_2(vocabulary),
         "ALIGN": 16 // logits.element_size() if aligned else 1,
-        "BLOCK_S": block_s,
-        "num_warps": 8 if long or block_s > 512 else 4 if block_s > 64 else 1,
+        "BLOCK_S": triton.next_power_of_2(states),
+        "num_warps": 8 if long else warps,
     }
-
-
-@triton.jit
-def _mark(
-    left_out_ptr, first_ptr, known_ptr, V, S, blank, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr
-):  # fmt: skip
-    """first: where a token that some star leaves out stands for the first time. known: these tokens, and blank."""
-    b = tl.program_id(0).to(tl.int64)
-    s = tl.arange(0, BLOCK_S)
-    token = tl.load(left_out_ptr + b * S + s, mask=s < S, other=-1)
-    possible = (token >= 0) & (token < V)
-    before = tl.zeros((BLOCK_S,), tl.int32)
-    for j0 in range(0, S, BLOCK_J):
-        j = j0 + tl.arange(0, BLOCK_J)
-        other = tl.load(left_out_ptr + b * S + j, mask=j < S, other=-1)
-        equal = (token[:, None] == other[None, :]) & (j[None, :] < s[:, None])
-        before += tl.sum(equal.to(tl.int32), axis=1)
-    tl.store(first_ptr + b * S + s, (possible & (before == 0)).to(tl.int8), mask=s < S)
-    for v0 in range(0, V, 1024):
-        v = v0 + tl.arange(0, 1024)
-        tl.store(known_ptr + b * V + v, (v == blank).to(tl.int8), mask=v < V)
-    tl.debug_barrier()  # other threads of this program wrote the zeros that these ones replace
-    tl.store(known_ptr + b * V + token, tl.full((BLOCK_S,), 1, tl.int8), mask=possible)
 
 
 @triton.jit
@@ -129,68 +104,68 @@ def _parts(base, V, ALIGN: tl.constexpr):
 
 
 @triton.jit
-def _ends(head, middle, V, ALIGN: tl.constexpr):
-    """The tokens of head and tail, with a mask: (2 * ALIGN,)."""
-    i = tl.arange(0, 2 * ALIGN)
-    v = tl.where(i < ALIGN, i, head + middle + i - ALIGN)
-    return v, tl.where(i < ALIGN, i < head, v < V)
+def _ends(head, middle, V, BLOCK_V: tl.constexpr):
+    """The tokens of head and tail, as the first of a block, with a mask."""
+    i = tl.arange(0, BLOCK_V)
+    v = tl.where(i < head, i, middle + i)
+    return v, v < tl.where(i < head, head, V)
 
 
 @triton.jit
-def _row_sum(
-    ptr, base, stride_v, known_ptr, V, pivot, MASKED: tl.constexpr, EXACT: tl.constexpr, ALIGN: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+def _sum_others(
+    ptr, base, stride_v, V, blank, pivot, EXACT: tl.constexpr, ALIGN: tl.constexpr, BLOCK_V: tl.constexpr
 ):  # fmt: skip
-    """The sum of exp(x - pivot) over a row without the known tokens, and the largest x."""
+    """Of all tokens of a row but blank: the largest, the second largest, and the sum of exp(x - pivot) without the largest.
+
+    Each lane keeps its largest apart and adds up what that one displaces; NaN goes to the sum.
+    """
     kind: tl.constexpr = tl.float64 if EXACT else tl.float32
-    sums = tl.zeros((BLOCK_V,), kind)
+    lane = tl.arange(0, BLOCK_V)
     tops = tl.full((BLOCK_V,), float("-inf"), kind)
+    seconds = tl.full((BLOCK_V,), float("-inf"), kind)
+    sums = tl.zeros((BLOCK_V,), kind)
     head, middle = _parts(base, V, ALIGN)
+    if ALIGN > 1:
+        v, inside = _ends(head, middle, V, BLOCK_V)
+        x = tl.load(ptr + (base + v) * stride_v, mask=inside & (v != blank), other=float("-inf")).to(kind)
+        tops = tl.where(x > tops, x, tops)
+        sums = tl.where(x == x, sums, x)
     start = tl.multiple_of(base + head, ALIGN)
     middle = tl.multiple_of(middle, ALIGN)
     for i in range(0, middle, BLOCK_V):
-        offset = i + tl.arange(0, BLOCK_V)
-        inside = offset < middle
-        x = tl.load(ptr + (start + offset) * stride_v, mask=inside, other=float("-inf"), eviction_policy="evict_first")
-        x = x.to(kind)
-        if MASKED:
-            known = tl.load(known_ptr + head + offset, mask=inside, other=1, eviction_policy="evict_last")
-            x = tl.where(known != 0, float("-inf"), x)
+        inside = i + lane < middle
+        x = tl.load(
+            ptr + (start + i + lane) * stride_v, mask=inside, other=float("-inf"), eviction_policy="evict_first"
+        )
+        x = tl.where(head + i + lane == blank, float("-inf"), x.to(kind))
+        low = tl.where(x > tops, tops, x)
         tops = tl.where(x > tops, x, tops)
-        sums += tl.exp(x - pivot)
-    total, top = tl.sum(sums, axis=0), tl.max(tops, axis=0)
-    if ALIGN > 1:
-        v, inside = _ends(head, middle, V, ALIGN)
-        x = tl.load(ptr + (base + v) * stride_v, mask=inside, other=float("-inf")).to(kind)
-        if MASKED:
-            x = tl.where(tl.load(known_ptr + v, mask=inside, other=1) != 0, float("-inf"), x)
-        total += tl.sum(tl.exp(x - pivot), axis=0)
-        top = tl.maximum(top, tl.max(x, axis=0))
-    return total, top
+        seconds = tl.where(low > seconds, low, seconds)
+        sums += tl.exp(low - pivot)
+    top = tl.max(tops, axis=0)
+    displaced = tl.where(lane == tl.argmax(tops, axis=0), float("-inf"), tops)
+    second = tl.max(tl.where(displaced > seconds, displaced, seconds), axis=0)
+    return top, second, tl.sum(sums + tl.exp(displaced - pivot), axis=0)
 
 
 @triton.jit
-def _log_rest(
-    ptr, base, stride_v, known_ptr, V, MASKED: tl.constexpr, EXACT: tl.constexpr, ALIGN: tl.constexpr, BLOCK_V: tl.constexpr
-):  # fmt: skip
-    """The log-sum over a row without the known tokens, as a float64.
+def _star(ptr, base, stride_v, V, blank, EXACT: tl.constexpr, ALIGN: tl.constexpr, BLOCK_V: tl.constexpr):
+    """Of all tokens but blank the largest score, and the log-sum of the others, as float64.
 
-    One pass: the largest of the first tokens serves as the pivot. Only where a later one is larger by far, or the first are
-    all -inf, the row is read again with the true maximum.
+    One pass: the largest of the first tokens serves as the pivot. Only where the second largest of all is far from it, the row
+    is read again with that one.
     """
     kind: tl.constexpr = tl.float64 if EXACT else tl.float32
-    some: tl.constexpr = 256 if BLOCK_V > 256 else BLOCK_V
+    some: tl.constexpr = 128 if BLOCK_V > 128 else BLOCK_V
     v = tl.arange(0, some)
-    x = tl.load(ptr + (base + v) * stride_v, mask=v < V, other=float("-inf")).to(kind)
-    if MASKED:
-        x = tl.where(tl.load(known_ptr + v, mask=v < V, other=1) != 0, float("-inf"), x)
+    x = tl.load(ptr + (base + v) * stride_v, mask=(v < V) & (v != blank), other=float("-inf")).to(kind)
     pivot = tl.max(x, axis=0)
     pivot = tl.where(pivot > float("-inf"), pivot, 0.0)
-    total, top = _row_sum(ptr, base, stride_v, known_ptr, V, pivot, MASKED, EXACT, ALIGN, BLOCK_V)
-    if (top > float("-inf")) & (tl.abs(top - pivot) > 40.0):
-        pivot = top
-        total, top = _row_sum(ptr, base, stride_v, known_ptr, V, pivot, MASKED, EXACT, ALIGN, BLOCK_V)
-    return pivot.to(tl.float64) + tl.log(total.to(tl.float64))
+    top, second, total = _sum_others(ptr, base, stride_v, V, blank, pivot, EXACT, ALIGN, BLOCK_V)
+    if (second > float("-inf")) & (tl.abs(second - pivot) > 40.0):
+        pivot = second
+        top, second, total = _sum_others(ptr, base, stride_v, V, blank, pivot, EXACT, ALIGN, BLOCK_V)
+    return top.to(tl.float64), pivot.to(tl.float64) + tl.log(total.to(tl.float64))
 
 
 @triton.jit
@@ -200,10 +175,23 @@ def _at(ptr, base, stride_v, token, possible):
 
 
 @triton.jit
+def _arcs(enter_ptr, stay_ptr, stay_row, s, exists, blank, STAYS: tl.constexpr):
+    """What the entering arcs and the self-loop of each state consume."""
+    enter = tl.load(enter_ptr + s, mask=exists, other=-1)
+    if STAYS:
+        stay = tl.load(stay_ptr + stay_row + s, mask=exists, other=-1)
+    else:
+        enter = tl.where(enter == blank, -1, enter)
+        stay = tl.where(exists, blank, -1).to(enter.dtype)
+    return enter, stay
+
+
+@triton.jit(do_not_specialize=[name for name in _SIZES if name[:3] not in ("out", "gra")])
 def _scores(
-    x_ptr, stride_b, stride_t, stride_v, enter_ptr, stay_ptr, left_out_ptr, weight_ptr, weight_b, weight_s,
-    first_ptr, known_ptr, lengths_ptr, log_stay_ptr, log_enter_ptr, log_star_ptr, norm_ptr, T, V, S, blank,
-    STARS: tl.constexpr, KEEP_STAR: tl.constexpr, NORMALIZED: tl.constexpr, EXACT: tl.constexpr,
+    x_ptr, stride_b, stride_t, stride_v, enter_ptr, enter_b, stay_ptr, left_out_ptr, left_out_b, weight_ptr, weight_b,
+    weight_s, num_states_ptr, lengths_ptr, log_stay_ptr, log_enter_ptr, log_star_ptr, norm_ptr, T, V, S, blank,
+    STAYS: tl.constexpr, STARS: tl.constexpr, LEAVES_OUT: tl.constexpr,
+    KEEP_STAR: tl.constexpr, NORMALIZED: tl.constexpr, EXACT: tl.constexpr,
     BLOCK_V: tl.constexpr, ALIGN: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -218,38 +206,26 @@ def _scores(
         s = tl.arange(0, BLOCK_S)
         inside = s < S
         norm = tl.zeros((), tl.float64)
-        if STARS:
-            rest = _log_rest(x_ptr, base, stride_v, known_ptr + b * V, V, True, EXACT, ALIGN, BLOCK_V)
-            left_out = tl.load(left_out_ptr + b * S + s, mask=inside, other=-1)
-            possible = (left_out >= 0) & (left_out < V)
-            value = _at(x_ptr, base, stride_v, left_out, possible)
-            once = tl.where(tl.load(first_ptr + b * S + s, mask=inside, other=0) != 0, value, float("-inf"))
-            place = tl.argmax(once, axis=0)
-            largest_token = tl.sum(tl.where(s == place, left_out, 0), axis=0)
-            largest_value = tl.sum(tl.where(s == place, once, 0.0), axis=0)
-            is_largest = possible & (left_out == largest_token)
-            # Only the largest can hold more than half of the star: it is left out by adding up the others.
-            smaller = tl.where(is_largest, float("-inf"), once)
-            top = tl.maximum(tl.max(smaller, axis=0), rest)
-            shift = tl.where(top > float("-inf"), top, 0.0)
-            total = tl.sum(exp_of(smaller - shift, EXACT).to(tl.float64), axis=0)
-            others = shift + tl.log(total + exp_of(rest - shift, EXACT).to(tl.float64))
-            star = logaddexp(others, largest_value, EXACT)
-            if NORMALIZED:
-                norm = logaddexp(star, tl.load(x_ptr + (base + blank) * stride_v).to(tl.float64), EXACT)
-        elif NORMALIZED:
-            norm = _log_rest(x_ptr, base, stride_v, known_ptr, V, False, EXACT, ALIGN, BLOCK_V)
-        norm = tl.where(norm == float("-inf"), 0.0, norm)
+        if STARS or NORMALIZED:
+            top, others = _star(x_ptr, base, stride_v, V, blank, EXACT, ALIGN, BLOCK_V)
+            star = logaddexp(others, top, EXACT)
+        if NORMALIZED:
+            norm = logaddexp(star, tl.load(x_ptr + (base + blank) * stride_v).to(tl.float64), EXACT)
+            norm = tl.where(norm == float("-inf"), 0.0, norm)
         tl.store(norm_ptr + row, norm)
 
-        enter = tl.load(enter_ptr + b * S + s, mask=inside, other=-1)
+        enter, stay = _arcs(enter_ptr + b * enter_b, stay_ptr, b * S, s, inside, blank, STAYS)
         log_enter = _at(x_ptr, base, stride_v, enter, (enter >= 0) & (enter < V)) - norm
         tl.store(log_enter_ptr + row * S + s, log_enter, mask=inside)
-        stay = tl.load(stay_ptr + b * S + s, mask=inside, other=-1)
         log_stay = _at(x_ptr, base, stride_v, stay, (stay >= 0) & (stay < V)) - norm
         if STARS:
-            without = tl.where(possible, log_remainder(star, value, EXACT), star)
-            without = tl.where(is_largest, others, without) - norm
+            without = tl.zeros((BLOCK_S,), tl.float64) + (star - norm)
+            if LEAVES_OUT:
+                not_last = s < tl.load(num_states_ptr + b) - 1
+                left_out = tl.load(left_out_ptr + b * left_out_b + s, mask=inside & not_last, other=-1)
+                value = _at(x_ptr, base, stride_v, left_out, (left_out >= 0) & (left_out < V))
+                # Only the largest token can hold more than half of the star: it is left out by adding up the others.
+                without = tl.where(value == top, others, log_remainder(star, value, EXACT)) - norm
             weight = tl.load(weight_ptr + b * weight_b + s * weight_s, mask=inside, other=float("-inf")).to(tl.float64)
             log_star = without + weight
             log_stay = logaddexp(log_stay, log_star, EXACT)
@@ -285,24 +261,29 @@ def _fill(
         inside = offset < middle
         value = tl.zeros((BLOCK_V,), tl.float32) + factor
         if COMPUTE:
-            x = tl.load(x_ptr + (start + offset) * stride_v, mask=inside, other=float("-inf"), eviction_policy="evict_first")
+            x = tl.load(
+                x_ptr + (start + offset) * stride_v, mask=inside, other=float("-inf"), eviction_policy="evict_first"
+            )
             value = factor * _exp_shifted(x, shift, EXACT)
-        tl.store(out_ptr + (out_start + offset) * out_stride_v, value.to(kind), mask=inside, eviction_policy="evict_first")
+        tl.store(
+            out_ptr + (out_start + offset) * out_stride_v, value.to(kind), mask=inside, eviction_policy="evict_first"
+        )
     if ALIGN > 1:
-        v, inside = _ends(head, middle, V, ALIGN)
-        value = tl.zeros((2 * ALIGN,), tl.float32) + factor
+        v, inside = _ends(head, middle, V, 32)  # ALIGN is at most 8
+        value = tl.zeros((32,), tl.float32) + factor
         if COMPUTE:
             x = tl.load(x_ptr + (base + v) * stride_v, mask=inside, other=float("-inf"))
             value = factor * _exp_shifted(x, shift, EXACT)
         tl.store(out_ptr + (out_base + v) * out_stride_v, value.to(kind), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _gradient(
     grad_ptr, grad_stride, x_ptr, stride_b, stride_t, stride_v, out_ptr, out_stride_b, out_stride_t, out_stride_v,
-    enter_ptr, stay_ptr, left_out_ptr, weight_ptr, weight_b, weight_s, skip_ptr, num_states_ptr, lengths_ptr, norm_ptr,
-    alpha_ptr, beta_ptr, z_ptr, T, V, S, blank,
-    STARS: tl.constexpr, SKIP: tl.constexpr, NORMALIZED: tl.constexpr, EXACT: tl.constexpr, DENSE: tl.constexpr,
+    enter_ptr, enter_b, stay_ptr, left_out_ptr, left_out_b, weight_ptr, weight_b, weight_s, num_states_ptr, lengths_ptr,
+    skip_ptr, norm_ptr, alpha_ptr, beta_ptr, z_ptr, T, V, S, blank,
+    STAYS: tl.constexpr, STARS: tl.constexpr, LEAVES_OUT: tl.constexpr,
+    SKIP: tl.constexpr, NORMALIZED: tl.constexpr, EXACT: tl.constexpr, DENSE: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, ALIGN: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -324,7 +305,8 @@ def _gradient(
         _fill(x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, z, nothing, False, EXACT, ALIGN, BLOCK_V)
     else:
         s = tl.arange(0, BLOCK_S)
-        exists = s < tl.minimum(tl.load(num_states_ptr + b), S)
+        num_states = tl.minimum(tl.load(num_states_ptr + b), S)
+        exists = s < num_states
         factor = tl.load(grad_ptr + b * grad_stride).to(kind)
         norm = tl.load(norm_ptr + row)
         alpha = alpha_ptr + (b * (T + 1) + t) * S + s
@@ -332,9 +314,8 @@ def _gradient(
         outside = tl.load(alpha, mask=exists, other=float("-inf")) + after
 
         # Posteriors of the arcs, each from alpha, beta and its own score.
-        stay = tl.load(stay_ptr + b * S + s, mask=exists, other=-1)
+        enter, stay = _arcs(enter_ptr + b * enter_b, stay_ptr, b * S, s, exists, blank, STAYS)
         stayed = exp_of(outside + (_at(x_ptr, base, stride_v, stay, (stay >= 0) & (stay < V)) - norm), EXACT)
-        enter = tl.load(enter_ptr + b * S + s, mask=exists, other=-1)
         score = _at(x_ptr, base, stride_v, enter, (enter >= 0) & (enter < V)) - norm
         one = tl.load(alpha - 1, mask=exists & (s > 0), other=float("-inf"))
         entered = exp_of(one + after + score, EXACT)
@@ -346,7 +327,9 @@ def _gradient(
         # A star gives each token that it holds the posterior P(v) * exp(outside).
         log_k = tl.full((), float("-inf"), tl.float64)
         if STARS:
-            left_out = tl.load(left_out_ptr + b * S + s, mask=exists, other=-1)
+            left_out = tl.full((BLOCK_S,), -1, tl.int64)
+            if LEAVES_OUT:
+                left_out = tl.load(left_out_ptr + b * left_out_b + s, mask=s < num_states - 1, other=-1).to(tl.int64)
             weight = tl.load(weight_ptr + b * weight_b + s * weight_s, mask=exists, other=float("-inf"))
             outside += weight.to(tl.float64)
             top = tl.max(outside, axis=0)
@@ -387,7 +370,7 @@ def _gradient(
             if DENSE:
                 possible = key < V
             else:
-                key = tl.load(enter_ptr + b * S + key, mask=key < S, other=-1)
+                key = tl.load(enter_ptr + b * enter_b + key, mask=key < num_states, other=-1)
                 possible = (key >= 0) & (key < V) & (key != blank)
             log_p = _at(x_ptr, base, stride_v, key, possible) - norm
             posterior = tl.sum(tl.where(key[:, None] == enter[None, :], entered[None, :], 0.0), axis=1)
@@ -401,4 +384,6 @@ def _gradient(
             slope = -posterior
             if NORMALIZED:
                 slope += exp_of(log_p, EXACT)
-            tl.store(out_ptr + (out_base + key) * out_stride_v, (factor * slope).to(out_ptr.dtype.element_ty), mask=possible)
+            tl.store(
+                out_ptr + (out_base + key) * out_stride_v, (factor * slope).to(out_ptr.dtype.element_ty), mask=possible
+            )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
+import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +17,8 @@ from torch import Tensor
 
 import starseq
 from starseq.data.files import write_text
+from starseq.data.manifest import read_manifest
+from starseq.jobs.bench_data import drop_million, read_audio, read_lines
 
 Progress = Callable[[int, int], None]
 Provider = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -61,11 +65,17 @@ SCALING = (
 
 
 def _torch_ctc(logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor) -> Tensor:
-    return torch.nn.functional.ctc_loss(logits.log_softmax(2), targets, input_lengths, target_lengths)
+    # ctc_loss has no half precision; autocast widens in the log_softmax as well.
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return torch.nn.functional.ctc_loss(logits.log_softmax(2, dtype=dtype), targets, input_lengths, target_lengths)
 
 
-BASELINE = "torch ctc"
-PROVIDERS: dict[str, Provider] = {BASELINE: _torch_ctc, "starseq stc": starseq.stc_loss, "starseq ctc": starseq.ctc_loss}
+BASELINE, REPLAYED = "torch ctc", "CUDA graph"
+PROVIDERS: dict[str, Provider] = {
+    BASELINE: _torch_ctc,
+    "starseq stc": starseq.stc_loss,
+    "starseq ctc": starseq.ctc_loss,
+}
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,33 @@ def bench(
     return rows
 
 
+def bench_data(corpora: Path, *, progress: Progress = lambda done, total: None) -> list[Measurement]:
+    """The data tools: `drop` on a million rows, and reading every manifest of a folder of corpora, on two processes."""
+    manifests = sorted(corpora.glob("*/manifest.jsonl"))
+    shared = (f"{_processor()}, 2 processes", torch.__version__, starseq.__version__)
+
+    def row(case: str, shape: str, metric: str, unit: str, value: float) -> Measurement:
+        return Measurement(case, shape, "", "starseq", metric, unit, *(value,) * 3, 1, *shared)
+
+    progress(0, len(manifests) + 1)
+    dropped = drop_million()
+    rows = [row("drop", f"{dropped.rows} rows", "time", "s", dropped.seconds)]
+    rows.append(row("drop", f"{dropped.rows} rows", "memory", "MiB", dropped.peak_mib))
+    for done, manifest in enumerate(manifests, 1):
+        progress(done, len(manifests) + 1)
+        name = manifest.parent.name
+        if "duration" in next(read_manifest(manifest)).fields:
+            read = read_audio(manifest)
+            rows.append(
+                row(f"audio: {name}", f"{read.rows} utterances", "speed", "hours a minute", read.hours_per_minute)
+            )
+        else:
+            read = read_lines(manifest)
+            rows.append(row(f"lines: {name}", f"{read.rows} lines", "speed", "lines a second", read.rows_per_second))
+    progress(len(manifests) + 1, len(manifests) + 1)
+    return rows
+
+
 def check(rows: Sequence[Measurement], targets: Path) -> list[str]:
     """One sentence for each ratio above its target; targets.csv has the columns device, case, provider, ratio."""
     kind = "cuda" if any("NVIDIA" in row.device for row in rows) else "cpu"
@@ -127,6 +164,7 @@ def check(rows: Sequence[Measurement], targets: Path) -> list[str]:
 
 def save(rows: Sequence[Measurement], path: Path) -> None:
     """Adds rows to a CSV file; measurements of the same case, provider, metric and device replace the older ones."""
+
     def key(row: Measurement) -> tuple[str, ...]:
         return (row.case, row.shape, row.dtype, row.provider, row.metric, row.device)
 
@@ -147,59 +185,93 @@ def load(path: Path) -> list[Measurement]:
 
 
 def tables(path: Path) -> dict[str, str]:
-    """Markdown tables from results.csv: "cpu" and "cuda", the cases; "scaling", what grows."""
+    """Markdown tables from results.csv: "cpu" and "cuda", the cases; "scaling", what grows; "data", the tools for data."""
     rows = load(path)
-    result = {}
-    for kind in ("cpu", "cuda"):
-        here = [row for row in rows if ("NVIDIA" in row.device) == (kind == "cuda")]
-        result[kind] = _table([row for row in here if row.case not in {case.name for case in SCALING}])
-        if kind == "cuda":
-            result["scaling"] = _table([row for row in here if row.case in {case.name for case in SCALING}])
-    return result
+    gpu = [row for row in rows if "NVIDIA" in row.device]
+    cpu = [row for row in rows if "NVIDIA" not in row.device and _is_loss(row)]
+    growing = {case.name for case in SCALING}
+    return {
+        "bench": table([row for row in cpu + gpu if row.case not in growing and "-64" not in row.case], brief=True),
+        "cpu": table(cpu),
+        "cuda": table([row for row in gpu if row.case not in growing]),
+        "scaling": table([row for row in gpu if row.case in growing]),
+        "data": table([row for row in rows if not _is_loss(row)]),
+    }
 
 
-def _table(rows: Sequence[Measurement]) -> str:
-    if not rows:
-        return "(not measured yet)"
+def table(rows: Sequence[Measurement], brief: bool = False) -> str:
+    """Rows as Markdown: a line for each case and provider, the machine above; `brief` gives the ratios alone."""
+    parts = []
+    for machine in dict.fromkeys((row.device, row.torch, row.starseq) for row in rows):
+        here = [row for row in rows if (row.device, row.torch, row.starseq) == machine]
+        losses = [row for row in here if _is_loss(row)]
+        others = [row for row in here if not _is_loss(row)]
+        lines = ["{}, torch {}, starseq {}:".format(*machine), ""]
+        if losses:
+            lines += _ratios(losses) if brief else _losses(losses)
+        if others:
+            lines += ["| what | of | measured |", "|---|---|---|"]
+            lines += [f"| {row.case} | {row.shape} | {row.p50:.4g} {row.unit} |" for row in others]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) or "(not measured yet)"
+
+
+def _is_loss(row: Measurement) -> bool:
+    return row.provider.split(",")[0] in PROVIDERS
+
+
+def _losses(rows: Sequence[Measurement]) -> list[str]:
     lines = [
-        f"{rows[0].device}, torch {rows[0].torch}, starseq {rows[0].starseq}. Medians, with the 20th and 80th percentile.",
-        "",
-        "| case | B, T, V, U | type | what | time, ms | over torch | peak memory, MiB |",
+        "| case | B, T, V, U | type | what | ms, median (20th to 80th percentile) | over torch | peak memory, MiB |",
         "|---|---|---|---|---|---|---|",
     ]
     found = {(row.case, row.shape, row.dtype, row.provider, row.metric): row for row in rows}
-    for case, shape, dtype, provider in dict.fromkeys(key[:4] for key in found):
-        spent = found[case, shape, dtype, provider, "time"]
-        ratio = found[case, shape, dtype, provider, "ratio"]
-        memory = found[case, shape, dtype, provider, "memory"]
-        lines.append(
-            f"| {case} | {shape} | {dtype} | {provider} | {spent.p50:.3g} ({spent.p20:.3g} to {spent.p80:.3g}) "
-            f"| {ratio.p50:.2f} | {memory.p50:.4g} |"
-        )
-    return "\n".join(lines)
+    for key in dict.fromkeys(key[:4] for key in found):
+        spent, ratio, memory = (found[(*key, metric)] for metric in ("time", "ratio", "memory"))
+        times = f"{spent.p50:.3g} ({spent.p20:.3g} to {spent.p80:.3g})"
+        peak = "" if math.isnan(memory.p50) else f"{memory.p50:.4g}"
+        lines.append(f"| {' | '.join(key)} | {times} | {ratio.p50:.2f} | {peak} |")
+    return lines
+
+
+def _ratios(rows: Sequence[Measurement]) -> list[str]:
+    ratios = {(row.case, row.provider): row for row in rows if row.metric == "ratio"}
+    names = list(dict.fromkeys(case for case, _ in ratios))
+    lines = ["| time over torch's | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for provider in dict.fromkeys(row.provider for row in rows if row.provider != BASELINE):
+        lines.append(f"| {provider} | " + " | ".join(f"{ratios[name, provider].p50:.2f}" for name in names) + " |")
+    return lines
 
 
 def _measure(case: Case, device: str, seconds: float) -> list[Measurement]:
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(case.T, case.B, case.V, generator=generator).to(device, getattr(torch, case.dtype)).requires_grad_()
+    logits = (
+        torch.randn(case.T, case.B, case.V, generator=generator).to(device, getattr(torch, case.dtype)).requires_grad_()
+    )
     targets = torch.randint(1, case.V, (case.B, case.U), generator=generator).to(device)
     lengths = (torch.full((case.B,), case.T, device=device), torch.full((case.B,), case.U, device=device))
 
     def once(provider: str) -> Tensor:
         logits.grad = None
         loss = PROVIDERS[provider](logits, targets, *lengths)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     losses = {provider: once(provider).item() for provider in PROVIDERS}
     if abs(losses["starseq ctc"] - losses[BASELINE]) > 1e-2 * abs(losses[BASELINE]):  # torch's bfloat16 is that coarse
         raise RuntimeError(f"{case.name}: our ctc is {losses['starseq ctc']}, torch's {losses[BASELINE]}: not timed")
-    memory = {provider: _peak_memory(lambda p=provider: once(p), device) for provider in PROVIDERS}  # type: ignore[misc]
-    times: dict[str, list[float]] = {provider: [] for provider in PROVIDERS}
+    memory = {}
+    for provider in PROVIDERS:
+        logits.grad = None
+        memory[provider] = _peak_memory(functools.partial(once, provider), device)
+    runs: dict[str, Callable[[], object]] = {provider: functools.partial(once, provider) for provider in PROVIDERS}
+    if device == "cuda":  # torch's own loss waits for the device, so it cannot be captured
+        runs |= {f"{provider}, {REPLAYED}": _captured(runs[provider]) for provider in PROVIDERS if provider != BASELINE}
+    times: dict[str, list[float]] = {name: [] for name in runs}
     stop = time.perf_counter() + seconds
     while len(times[BASELINE]) < 5 or (time.perf_counter() < stop and len(times[BASELINE]) < 200):
-        for provider in PROVIDERS:
-            times[provider].append(_time(lambda p=provider: once(p), device))  # type: ignore[misc]
+        for name, run in runs.items():
+            times[name] += _times(run, device)
 
     name = torch.cuda.get_device_name() if device == "cuda" else f"{_processor()}, {torch.get_num_threads()} threads"
     shared = (name, torch.__version__, starseq.__version__)
@@ -209,20 +281,43 @@ def _measure(case: Case, device: str, seconds: float) -> list[Measurement]:
         what = (case.name, case.shape, case.dtype, provider)
         middle = _percentiles(spent)
         rows.append(Measurement(*what, "time", "ms", *middle, len(spent), *shared))
-        rows.append(Measurement(*what, "ratio", "over torch", *(x / base for x in middle), len(spent), *shared))
-        rows.append(Measurement(*what, "memory", "MiB", *(memory[provider],) * 3, 1, *shared))
+        low, half, high = (x / base for x in middle)
+        rows.append(Measurement(*what, "ratio", "over torch", low, half, high, len(spent), *shared))
+        rows.append(Measurement(*what, "memory", "MiB", *(memory.get(provider, math.nan),) * 3, 1, *shared))
     return rows
 
 
-def _time(run: Callable[[], object], device: str) -> float:
-    """Milliseconds of one call, until the device is done."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) * 1e3
+def _captured(run: Callable[[], object]) -> Callable[[], object]:
+    """The same as a CUDA graph, to be replayed: what the device needs when nothing waits for Python."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def _times(run: Callable[[], object], device: str) -> list[float]:
+    """Milliseconds of calls: on the CPU of one, on a GPU of each of ten in a row, as in training, by the device's clock."""
+    if device == "cpu":
+        start = time.perf_counter()
+        run()
+        return [(time.perf_counter() - start) * 1e3]
+    marks = [
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(12)
+    ]
+    run()  # the queue is not empty when the first mark is passed
+    for mark in marks[:-1]:
+        mark.record()
+        run()
+    marks[-1].record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) for a, b in zip(marks[1:], marks[2:], strict=False)]
 
 
 def _peak_memory(run: Callable[[], object], device: str) -> float:

@@ -14,7 +14,13 @@ from starseq.lattice.topology import Topology
 
 
 def forward_backward(
-    log_stay: Tensor, log_enter: Tensor, topology: Topology, lengths: Tensor, *, backward: bool = True, exact: bool = True
+    log_stay: Tensor,
+    log_enter: Tensor,
+    topology: Topology,
+    lengths: Tensor,
+    *,
+    backward: bool = True,
+    exact: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See banded_torch.forward_backward. All sums are float64; without `exact` their corrections are float32."""
     batch, frames, states = log_stay.shape
@@ -43,10 +49,10 @@ def viterbi(log_stay: Tensor, log_enter: Tensor, topology: Topology, lengths: Te
     return path, log_score
 
 
-def _arrays(topology: Topology) -> tuple[Any, Any, Any]:
-    """final, num_states and skip as numpy arrays; skip has no states where no graph skips."""
+def _arrays(topology: Topology) -> tuple[Any, int, Any]:
+    """num_states, ends and skip for compiled code; skip has no states where no graph skips."""
     skip = np.empty((0, 0), np.bool_) if topology.skip is None else topology.skip.numpy()
-    return topology.final.numpy(), topology.num_states.numpy(), skip
+    return topology.num_states.numpy(), topology.ends, skip
 
 
 @jit
@@ -74,9 +80,7 @@ def _sum_chain(here: Any, stay: Any, beside: Any, move: Any, out: Any, like: Any
 
 
 @jit
-def _forward_skip(
-    here: Any, stay: Any, one: Any, two: Any, skip: Any, enter: Any, out: Any, like: Any
-) -> None:
+def _forward_skip(here: Any, stay: Any, one: Any, two: Any, skip: Any, enter: Any, out: Any, like: Any) -> None:
     for i in range(out.size):
         entering = logaddexp(one[i], two[i] if skip[i] else -np.inf, like)
         out[i] = logaddexp(here[i] + stay[i], entering + enter[i], like)
@@ -117,11 +121,11 @@ def _forward(log_stay: Any, log_enter: Any, skip: Any, frames: Any, states: Any,
 
 @jit
 def _backward(
-    log_stay: Any, log_enter: Any, final: Any, skip: Any, frames: Any, states: Any, log_beta: Any, like: Any
+    log_stay: Any, log_enter: Any, ends: Any, skip: Any, frames: Any, states: Any, log_beta: Any, like: Any
 ) -> None:
     width = 2 if skip.shape[0] else 1
-    for s in range(log_beta.shape[1]):
-        log_beta[frames, s] = 0.0 if s < states and final[s] else -np.inf
+    log_beta[frames, :] = -np.inf
+    log_beta[frames, max(states - ends, 0) : states] = 0.0
     for t in range(frames - 1, -1, -1):
         after, before, stay, enter = log_beta[t + 1], log_beta[t], log_stay[t], log_enter[t]
         low, high = _reach(t, frames, states, width)
@@ -141,7 +145,7 @@ def _backward(
 
 @jit
 def _forward_backward(
-    begin: Any, end: Any, directions: Any, log_stay: Any, log_enter: Any, final: Any, num_states: Any, skips: Any,
+    begin: Any, end: Any, directions: Any, log_stay: Any, log_enter: Any, num_states: Any, ends: Any, skips: Any,
     lengths: Any, log_alpha: Any, log_beta: Any, log_z: Any, like: Any,
 ) -> None:  # fmt: skip
     for item in range(begin, end):
@@ -151,17 +155,16 @@ def _forward_backward(
         if item % directions == 0:
             _forward(log_stay[b], log_enter[b], skip, frames, states, log_alpha[b], like)
             total = -np.inf
-            for s in range(states):
-                if final[b, s]:
-                    total = logaddexp(total, log_alpha[b, frames, s], like)
+            for s in range(max(states - ends, 0), states):
+                total = logaddexp(total, log_alpha[b, frames, s], like)
             log_z[b] = total
         else:
-            _backward(log_stay[b], log_enter[b], final[b], skip, frames, states, log_beta[b], like)
+            _backward(log_stay[b], log_enter[b], ends, skip, frames, states, log_beta[b], like)
 
 
 @jit
 def _viterbi(
-    begin: Any, end: Any, log_stay: Any, log_enter: Any, final: Any, num_states: Any, skips: Any, lengths: Any, steps: Any,
+    begin: Any, end: Any, log_stay: Any, log_enter: Any, num_states: Any, ends: Any, skips: Any, lengths: Any, steps: Any,
     path: Any, log_score: Any,
 ) -> None:  # fmt: skip
     best, previous = np.empty(log_stay.shape[2]), np.empty(log_stay.shape[2])
@@ -180,8 +183,8 @@ def _viterbi(
                 best[s] = score
                 steps[b, t, s] = step
         log_score[b], state = -np.inf, -1
-        for s in range(states):
-            if final[b, s] and best[s] > log_score[b]:
+        for s in range(max(states - ends, 0), states):
+            if best[s] > log_score[b]:
                 log_score[b], state = best[s], s
         if state >= 0:
             for t in range(lengths[b] - 1, -1, -1):

@@ -9,7 +9,13 @@ from starseq.lattice.topology import Topology
 
 
 def forward_backward(
-    log_stay: Tensor, log_enter: Tensor, topology: Topology, lengths: Tensor, *, backward: bool = True, exact: bool = True
+    log_stay: Tensor,
+    log_enter: Tensor,
+    topology: Topology,
+    lengths: Tensor,
+    *,
+    backward: bool = True,
+    exact: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The log-sums over all paths into, and out of, every state.
 
@@ -24,7 +30,7 @@ def forward_backward(
     exists = torch.arange(states, device=log_stay.device) < topology.num_states[:, None]
     log_stay = log_stay.masked_fill(~exists[:, None], -torch.inf)
     log_enter = log_enter.masked_fill(~exists[:, None], -torch.inf)
-    log_final = _log(topology.final & exists, log_stay)
+    log_final = _log(_final(topology, states), log_stay)
     log_skip = None if topology.skip is None else _log(topology.skip, log_stay)
 
     log_alpha = log_stay.new_full((batch, frames + 1, states), -torch.inf)
@@ -79,7 +85,7 @@ def viterbi(log_stay: Tensor, log_enter: Tensor, topology: Topology, lengths: Te
         after, step = torch.stack(arcs).masked_fill(~exists, -torch.inf).max(dim=0)
         steps[:, t] = step
         best = torch.where((t < lengths)[:, None], after, best)
-    log_score, state = (best + _log(topology.final & exists, log_stay)).max(dim=1)
+    log_score, state = (best + _log(_final(topology, states), log_stay)).max(dim=1)
     path = torch.full((batch, frames), -1, dtype=torch.int64, device=log_stay.device)
     for t in reversed(range(frames)):
         inside = (t < lengths) & (log_score > -torch.inf)
@@ -88,10 +94,20 @@ def viterbi(log_stay: Tensor, log_enter: Tensor, topology: Topology, lengths: Te
     return path, log_score
 
 
+def _final(topology: Topology, states: int) -> Tensor:
+    """(B, S): where a path may end."""
+    state, count = torch.arange(states, device=topology.num_states.device), topology.num_states[:, None]
+    return (state < count) & (state >= count - topology.ends)
+
+
 def _log(mask: Tensor, like: Tensor) -> Tensor:
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, -torch.inf)
 
 
 def _shift(x: Tensor, by: int) -> Tensor:
     """Moves the last axis by `by` states, filling up with -inf."""
-    return torch.nn.functional.pad(x, (by, -by), value=-torch.inf) if x.shape[-1] >= abs(by) else torch.full_like(x, -torch.inf)
+    return (
+        torch.nn.functional.pad(x, (by, -by), value=-torch.inf)
+        if x.shape[-1] >= abs(by)
+        else torch.full_like(x, -torch.inf)
+    )

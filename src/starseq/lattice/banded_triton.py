@@ -16,7 +16,13 @@ from starseq.lattice.topology import Topology
 
 
 def forward_backward(
-    log_stay: Tensor, log_enter: Tensor, topology: Topology, lengths: Tensor, *, backward: bool = True, exact: bool = True
+    log_stay: Tensor,
+    log_enter: Tensor,
+    topology: Topology,
+    lengths: Tensor,
+    *,
+    backward: bool = True,
+    exact: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See banded_torch.forward_backward. All sums are float64; without `exact` their corrections are float32."""
     batch, frames, states = log_stay.shape
@@ -26,8 +32,8 @@ def forward_backward(
     block = triton.next_power_of_2(states)
     if batch:
         _forward_backward[(batch, 2 if backward else 1)](
-            log_stay, log_enter, topology.final, topology.num_states, topology.skip, lengths, log_alpha, log_beta, log_z,
-            frames, states, topology.skip is not None, exact, block, num_warps=_warps(block),
+            log_stay, log_enter, topology.num_states, topology.skip, lengths, log_alpha, log_beta, log_z,
+            frames, states, topology.ends, topology.skip is not None, exact, block, num_warps=_warps(block),
         )  # fmt: skip
     return log_alpha, log_beta, log_z
 
@@ -41,28 +47,28 @@ def viterbi(log_stay: Tensor, log_enter: Tensor, topology: Topology, lengths: Te
     block = triton.next_power_of_2(states)
     if batch:
         _viterbi[(batch,)](
-            log_stay, log_enter, topology.final, topology.num_states, topology.skip, lengths, steps, path, log_score,
-            frames, states, topology.skip is not None, block, num_warps=_warps(block),
+            log_stay, log_enter, topology.num_states, topology.skip, lengths, steps, path, log_score,
+            frames, states, topology.ends, topology.skip is not None, block, num_warps=_warps(block),
         )  # fmt: skip
     return path, log_score
 
 
 def _warps(block: int) -> int:
-    """One state a thread, up to 16 warps: a step waits for its slowest thread."""
-    return min(max(block // 32, 1), 16)
+    """One state a thread, up to 8 warps: beyond, waiting for each other costs more than it saves."""
+    return min(max(block // 32, 1), 8)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "S"])  # they change from batch to batch
 def _forward_backward(
-    stay_ptr, enter_ptr, final_ptr, num_states_ptr, skip_ptr, lengths_ptr, alpha_ptr, beta_ptr, z_ptr,
-    T, S, SKIP: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr,
+    stay_ptr, enter_ptr, num_states_ptr, skip_ptr, lengths_ptr, alpha_ptr, beta_ptr, z_ptr,
+    T, S, ENDS: tl.constexpr, SKIP: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, BLOCK)
     num_states = tl.minimum(tl.load(num_states_ptr + b), S)
     frames = tl.maximum(tl.minimum(tl.load(lengths_ptr + b), T), 0).to(tl.int32)
     exists = s < num_states
-    final = exists & (tl.load(final_ptr + b * S + s, mask=exists, other=0) != 0)
+    final = exists & (s >= num_states - ENDS)
     stays = stay_ptr + b * T * S + s
     enters = enter_ptr + b * T * S + s
     never = tl.full((BLOCK,), float("-inf"), tl.float64)
@@ -120,17 +126,17 @@ def _forward_backward(
             tl.store(beta, current, mask=s < S)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "S"])
 def _viterbi(
-    stay_ptr, enter_ptr, final_ptr, num_states_ptr, skip_ptr, lengths_ptr, steps_ptr, path_ptr, score_ptr,
-    T, S, SKIP: tl.constexpr, BLOCK: tl.constexpr,
+    stay_ptr, enter_ptr, num_states_ptr, skip_ptr, lengths_ptr, steps_ptr, path_ptr, score_ptr,
+    T, S, ENDS: tl.constexpr, SKIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, BLOCK)
     num_states = tl.minimum(tl.load(num_states_ptr + b), S)
     frames = tl.maximum(tl.minimum(tl.load(lengths_ptr + b), T), 0).to(tl.int32)
     exists = s < num_states
-    final = exists & (tl.load(final_ptr + b * S + s, mask=exists, other=0) != 0)
+    final = exists & (s >= num_states - ENDS)
     if SKIP:
         skip = exists & (s > 1) & (tl.load(skip_ptr + b * S + s, mask=exists, other=0) != 0)
     one, two = tl.maximum(s - 1, 0), tl.maximum(s - 2, 0)

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-_WORTH_A_THREAD = 100_000  # elementary steps: about a tenth of a millisecond, several times the price of handing work over
+_WORTH_A_THREAD = (
+    100_000  # elementary steps: about a tenth of a millisecond, several times the price of handing work over
+)
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 

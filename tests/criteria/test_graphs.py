@@ -1,0 +1,75 @@
+"""The label graphs as tensors: which tokens stand where, and from how many frames on a path exists."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from tests.cases import CLOSED, CRITERIA, HALF, POISON
+
+from starseq.criteria import ctc, selfless_ctc, stc
+from starseq.emissions import vocabulary_torch
+from starseq.emissions.tokens import NONE
+from starseq.lattice import banded_torch
+from starseq.op import label_graph
+
+TARGETS, LENGTHS = torch.tensor([[1, 2, 2], [3, POISON, POISON]]), torch.tensor([3, 1])
+
+
+def test_selfless_ctc() -> None:
+    topology, tokens = selfless_ctc.label_graph(TARGETS, LENGTHS, blank=0)
+    assert tokens.enter[0].tolist() == [NONE, 1, 2, 2]
+    assert tokens.enter[1, :2].tolist() == [NONE, 3]  # states past an utterance's own may hold anything
+    assert (tokens.blank, tokens.stay) == (0, None)  # every self-loop is the blank
+    assert tokens.star_weight is None
+    assert topology.ends == 1
+    assert topology.num_states.tolist() == [4, 2]
+    assert topology.skip is None
+
+
+def test_ctc() -> None:
+    topology, tokens = ctc.label_graph(TARGETS, LENGTHS, blank=9)
+    assert tokens.enter[0].tolist() == [9, 1, 9, 2, 9, 2, 9]
+    assert tokens.enter[1, :3].tolist() == [9, 3, 9]
+    assert torch.equal(tokens.stay, tokens.enter)
+    assert topology.skip[0].nonzero().flatten().tolist() == [3]  # 1 to 2, but not 2 to 2
+    assert topology.ends == 2
+    assert topology.num_states.tolist() == [7, 3]
+
+
+def test_stc_leaves_out_the_next_label_where_the_next_gap_is_open() -> None:
+    penalty = torch.tensor([[HALF, HALF, CLOSED, HALF], [HALF, CLOSED, math.nan, math.nan]])
+    graph = stc.label_graph(TARGETS, LENGTHS, blank=0, log_penalty=penalty)
+    assert graph.tokens.star_except[0, :3].tolist() == [
+        1,
+        NONE,
+        2,
+    ]  # the last state leaves out nothing, whatever is here
+    assert graph.tokens.star_except[1, :1].tolist() == [NONE]
+    assert graph.tokens.star_weight is penalty
+    every = stc.label_graph(TARGETS, LENGTHS, blank=0, log_penalty=penalty, matching="all")
+    assert every.tokens.star_except is None
+    chain = selfless_ctc.label_graph(TARGETS, LENGTHS, blank=0)
+    for built in (graph, every):
+        assert torch.equal(built.tokens.enter, chain.tokens.enter)
+        assert torch.equal(built.topology.num_states, chain.topology.num_states)
+        assert built.topology.ends == chain.topology.ends
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("target", [[], [1], [1, 1], [1, 2], [1, 1, 1], [2, 2, 1], [1, 2, 1, 1]])
+def test_feasible_from_how_many_frames_on(criterion: str, target: list[int]) -> None:
+    """STC from U frames on; CTC needs a blank more between equal neighbours."""
+    needed = len(target)
+    if criterion == "ctc":
+        needed += sum(a == b for a, b in itertools.pairwise(target))
+    targets, lengths = torch.tensor([target], dtype=torch.int64), torch.tensor([len(target)])
+    penalty = torch.full((1, len(target) + 1), HALF) if criterion == "stc" else None
+    graph = label_graph(criterion, targets, lengths, penalty, "leftmost", 0)
+    for T in range(needed + 2):
+        frames = torch.tensor([T])
+        scores = vocabulary_torch.scores(torch.zeros(1, T, 3), graph.tokens, graph.topology, frames, normalized=True)
+        _, _, log_z = banded_torch.forward_backward(scores.stay, scores.enter, graph.topology, frames)
+        assert log_z.isfinite().item() == (needed <= T)

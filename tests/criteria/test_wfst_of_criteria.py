@@ -1,0 +1,153 @@
+"""A criterion is written once, and what is made of it is one: its WFST, the hand-written one and the kernels agree.
+
+Criteria are found by being there. Each must have a hand-written graph and loss of its name under `wfst`, and a loss
+function of its name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import starseq
+from starseq import criteria, wfst
+from starseq.wfst import STAR, star_label
+
+CRITERIA = criteria.names()
+PENALTIES = st.one_of(st.just(-math.inf), st.just(0.0), st.floats(-5, 0))
+
+
+class Case(NamedTuple):
+    """A ragged batch in float64. log_penalty: (B, U+1)."""
+
+    logits: Tensor
+    targets: Tensor
+    input_lengths: Tensor
+    target_lengths: Tensor
+    log_penalty: Tensor
+    matching: str
+    blank: int
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    B, T, V, U = (draw(st.integers(*bounds)) for bounds in ((1, 3), (0, 5), (2, 5), (0, 3)))
+    blank = draw(st.integers(0, V - 1))
+    labels = [v for v in range(V) if v != blank]
+    seed = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    return Case(
+        2 * torch.randn(B, T, V, dtype=torch.float64, generator=seed),
+        torch.tensor([[draw(st.sampled_from(labels)) for _ in range(U)] for _ in range(B)]).reshape(B, U).long(),
+        torch.tensor([draw(st.integers(0, T)) for _ in range(B)]),
+        torch.tensor([draw(st.integers(0, U)) for _ in range(B)]),
+        torch.tensor([[draw(PENALTIES) for _ in range(U + 1)] for _ in range(B)], dtype=torch.float64),
+        draw(st.sampled_from(["leftmost", "all"])),
+        blank,
+    )
+
+
+class Outcome(NamedTuple):
+    losses: Tensor
+    for_logits: Tensor
+    for_penalty: Tensor
+
+
+def differentiate(loss: Callable[[Case], Tensor], case: Case) -> Outcome:
+    """The losses (B,) that `loss(case)` gives, and their gradients."""
+    logits, log_penalty = case.logits.clone().requires_grad_(), case.log_penalty.clone().requires_grad_()
+    losses = loss(case._replace(logits=logits, log_penalty=log_penalty))
+    # Distinct factors: a gradient that lands in another utterance shows. An infinite loss has gradient 0.
+    factors = torch.arange(1, len(losses) + 1, dtype=torch.float64).masked_fill(losses == math.inf, 0)
+    total = (losses.masked_fill(losses == math.inf, 0) * factors).sum() + 0 * (logits.sum() + log_penalty.exp().sum())
+    for_logits, for_penalty = torch.autograd.grad(total, (logits, log_penalty))
+    return Outcome(losses.detach(), for_logits, for_penalty)
+
+
+def stars(name: str, case: Case) -> dict[str, Any]:
+    return {"log_penalty": case.log_penalty, "matching": case.matching} if criteria.has_star(name) else {}
+
+
+def by_description(name: str, case: Case) -> Tensor:
+    """What the kernels run, made a WFST and intersected with the emissions."""
+    described = criteria.load(name)(case.targets, case.target_lengths, blank=case.blank, **stars(name, case))
+    tokens = [v for v in range(case.logits.shape[2]) if v != case.blank]
+    losses = []
+    for b, frames in enumerate(case.input_lengths.tolist()):
+        emissions = wfst.emission_graph(case.logits[b, :frames].log_softmax(dim=1))
+        losses.append(-wfst.forward_score(wfst.intersect(emissions, criteria.to_wfst(described, b, tokens))))
+    return torch.stack(losses)
+
+
+def by_hand(name: str, case: Case) -> Tensor:
+    """The graphs of the papers."""
+    losses = []
+    for b, (frames, length) in enumerate(zip(case.input_lengths.tolist(), case.target_lengths.tolist(), strict=True)):
+        options = stars(name, case)
+        if options:
+            options["log_penalty"] = case.log_penalty[b, : length + 1]
+        log_probs, target = case.logits[b, :frames].log_softmax(dim=1), case.targets[b, :length].tolist()
+        losses.append(getattr(wfst, name)(log_probs, target, blank=case.blank, **options))
+    return torch.stack(losses)
+
+
+def by_kernels(name: str, case: Case, backend: str) -> Tensor:
+    options = {"penalty" if key == "log_penalty" else key: value for key, value in stars(name, case).items()}
+    losses: Tensor = getattr(starseq, f"{name}_loss")(
+        case.logits, case.targets, case.input_lengths, case.target_lengths, blank=case.blank, batch_first=True,
+        reduction="none", backend=backend, **options,
+    )  # fmt: skip
+    return losses
+
+
+def test_all_criteria_are_found() -> None:
+    assert CRITERIA == ["ctc", "selfless_ctc", "stc"]
+    assert [name for name in CRITERIA if criteria.has_star(name)] == ["stc"]
+    with pytest.raises(ValueError, match=r"^criterion: 'graph' is none of ctc, selfless_ctc, stc$"):
+        criteria.load("graph")
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+@given(case=cases())
+@settings(deadline=None, max_examples=60)
+def test_description_reference_and_kernels_agree(name: str, case: Case) -> None:
+    expected = differentiate(partial(by_hand, name), case)
+    described = differentiate(partial(by_description, name), case)
+    torch.testing.assert_close(described, expected, rtol=1e-9, atol=1e-12)
+    for backend in ("torch", "numba"):
+        kernels = differentiate(partial(by_kernels, name, backend=backend), case)
+        torch.testing.assert_close(kernels, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_arcs_that_cannot_be_passed_are_left_out() -> None:
+    # One label of two: state 2 does not exist. The last gap is closed, so gap 0 leaves nothing out.
+    gaps = torch.tensor([[-0.5, -math.inf, -0.5]])
+    graph = criteria.to_wfst(
+        criteria.load("stc")(torch.tensor([[1, 9]]), torch.tensor([1]), blank=0, log_penalty=gaps, matching="leftmost")
+    )
+    assert [arc[:3] for arc in graph.arcs] == [(0, 0, 0), (0, 0, STAR), (0, 1, 1), (1, 1, 0)]
+    assert (graph.start, graph.final) == ((0,), (1,))
+
+
+def test_an_impossible_label_is_no_arc() -> None:
+    graph = criteria.to_wfst(criteria.load("selfless_ctc")(torch.tensor([[0]]), torch.tensor([1]), blank=0))
+    assert all(arc.source == arc.target for arc in graph.arcs)
+    assert wfst.forward_score(wfst.intersect(wfst.emission_graph(torch.zeros(3, 2)), graph)) == -math.inf
+
+
+def test_stars_are_symbols_until_tokens_are_given() -> None:
+    gaps = torch.full((1, 2), -0.5, requires_grad=True)
+    described = criteria.load("stc")(torch.tensor([[2]]), torch.tensor([1]), blank=0, log_penalty=gaps)
+    assert [arc.input for arc in criteria.to_wfst(described).arcs] == [0, star_label(2), 2, 0, STAR]
+    expanded = criteria.to_wfst(described, tokens=[1, 2])
+    assert [arc.input for arc in expanded.arcs] == [0, 1, 2, 0, 1, 2]
+    expanded.weights.sum().backward()
+    assert gaps.grad is not None
+    assert gaps.grad.tolist() == [[1, 2]]  # the arcs that each weight is on

@@ -1,0 +1,207 @@
+"""Breaks the code in known ways, one at a time, and expects the suite to notice.
+
+    python tests/mutants.py            all of them, two at a time; exits 1 if one survives, or does not apply any more
+    python tests/mutants.py numba      those whose name contains "numba"
+
+Each mutation is applied to a copy of src/ and tests/ with a numba cache of its own, as numba sees no change in an
+inlined file.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+
+
+class Mutant(NamedTuple):
+    name: str
+    file: str  # under src/starseq
+    old: str  # occurs there exactly once
+    new: str
+    tests: str  # arguments of pytest: the narrowest selection that notices
+
+
+def vectors(rung: str, stems: str = "stc:") -> str:
+    """The published vectors of a file on a rung of the ladder."""
+    return f"tests/test_loss_ladder.py -k 'vectors and {rung} and {stems}'"
+
+
+def numerics(rung: str, test: str) -> str:
+    return f"tests/test_loss_numerics.py -k '{rung} and {test}'"
+
+
+EMIT_TORCH, EMIT_NUMBA = "emissions/vocabulary_torch.py", "emissions/vocabulary_numba.py"
+LATTICE_TORCH, LATTICE_NUMBA = "lattice/banded_torch.py", "lattice/banded_numba.py"
+TORCH, NUMBA = vectors("torch-float64"), vectors("numba-float64")
+BEHAVIOUR, LADDER = "tests/test_loss_behaviour.py", "tests/test_loss_ladder.py"
+
+MUTANTS = [
+    # star for star\t
+    Mutant("torch: star for star without the label", EMIT_TORCH,
+           "return torch.where(left_out == top, others, star + torch.log1p(-share))", "return star.expand_as(left_out)",
+           TORCH),
+    Mutant("numba: star for star without the label", EMIT_NUMBA,
+           "_pick(without, leavings, stars)", "stars[:] = star", NUMBA),
+    Mutant("criterion: every matching is 'all'", "criteria/stc.py",
+           'following if matching == "leftmost" else None', "None", NUMBA),
+    # lambda dropped
+    Mutant("torch: no lambda on the first state's star", EMIT_TORCH,
+           "log_star = tokens.star_weight.to(x.dtype)[:, None]",
+           "log_star = tokens.star_weight.to(x.dtype).index_fill(1, torch.tensor(0), 0.0)[:, None]", TORCH),
+    Mutant("numba: no lambda on the first state's star", EMIT_NUMBA,
+           "_add(stars, weight[b], stars)", "stars[1:] += weight[b, 1:]", NUMBA),
+    Mutant("torch: no lambda in the gradient", EMIT_TORCH,
+           "weighted = (outside_stay + tokens.star_weight[:, None])", "weighted = outside_stay", TORCH),
+    Mutant("numba: no lambda in the gradient", EMIT_NUMBA,
+           "_outside(before, after, z, weight[b, :n], picked)", "_outside(before, after, z, np.zeros(n), picked)",
+           NUMBA),
+    # subtraction for exclusion
+    Mutant("torch: subtraction for exclusion", EMIT_TORCH,
+           "torch.where(left_out == top, others, star + torch.log1p(-share))", "star + torch.log1p(-share)",
+           numerics("torch", "dominates")),
+    Mutant("numba: subtraction for exclusion", EMIT_NUMBA,
+           "without[c] = others", "pass", numerics("numba-float64", "dominates")),
+    Mutant("torch: subtraction in the gradient", EMIT_TORCH,
+           "torch.where(largest, others, top + (total - own).log())", "top + (total - own).log()",
+           numerics("torch", "dominates")),
+    Mutant("numba: subtraction in the gradient", EMIT_NUMBA,
+           "apart = largest != blank and total - sums[largest] <= _ENOUGH * total", "apart = False",
+           numerics("numba-float64", "dominates")),
+    # padding read
+    Mutant("torch: frames past the length are walked", LATTICE_TORCH,
+           "log_alpha[:, t + 1] = torch.where((t < lengths)[:, None], after, before)", "log_alpha[:, t + 1] = after",
+           numerics("torch-float64", "padding")),
+    Mutant("torch: frames past the length are walked backward", LATTICE_TORCH,
+           "log_beta[:, t] = torch.where((t < lengths)[:, None], before, after)", "log_beta[:, t] = before",
+           numerics("torch-float64", "padding")),
+    Mutant("numba: frames past the length are walked", LATTICE_NUMBA,
+           "frames, states = lengths[b], num_states[b]", "frames, states = log_stay.shape[1], num_states[b]",
+           numerics("numba-float64", "padding")),
+    Mutant("torch: frames past the length get a gradient", EMIT_TORCH,
+           "result.masked_fill(past[:, :, None], 0))", "result)", numerics("torch-float64", "padding")),
+    Mutant("numba: frames past the length get a gradient", EMIT_NUMBA,
+           "if t >= lengths[b] or log_z[b] == -np.inf:", "if log_z[b] == -np.inf:",
+           numerics("numba-float64", "padding")),
+    Mutant("torch: the label past the length is left out of the last star", EMIT_TORCH,
+           "left_out.masked_fill(last | (left_out == tokens.blank), NONE)", "left_out",
+           f"{LADDER} -k 'brute_force and torch-float64-stc'"),
+    # the last state's star
+    Mutant("torch: no star in the last state", EMIT_TORCH,
+           "Scores(torch.logaddexp(stay, log_star), enter",
+           "Scores(torch.cat([torch.logaddexp(stay, log_star)[..., :-1], stay[..., -1:]], 2), enter", TORCH),
+    Mutant("numba: no star in the last state", EMIT_NUMBA,
+           "_logaddexp_all(stays, stars, log_stay[b, t], like)",
+           "stars[-1] = -np.inf\n            _logaddexp_all(stays, stars, log_stay[b, t], like)", NUMBA),
+    Mutant("criterion: no star in the last state", "criteria/stc.py",
+           "Tokens(blank, enter, None, log_penalty, left_out)",
+           "Tokens(blank, enter, None, torch.cat([log_penalty[:, :-1], log_penalty[:, -1:] - torch.inf], 1), left_out)",
+           TORCH),
+    # closed gaps, CTC's skips and ends
+    Mutant("criterion: closed gaps leave a label out", "criteria/stc.py",
+           "if left_out is not None and log_penalty.stride(1) != 0:", "if False:",
+           "tests/test_loss_star.py -k 'closed_gaps and torch'"),
+    Mutant("criterion: CTC joins repeats", "criteria/ctc.py",
+           "token[:, 2:] != token[:, :-2]", "token[:, 2:] != blank", vectors("torch-float64", "ctc:")),
+    Mutant("criterion: CTC must end in a blank", "criteria/ctc.py",
+           "ends=2", "ends=1", vectors("torch-float64", "ctc:")),
+    Mutant("numba: states that lie on a path are left out", LATTICE_NUMBA,
+           "low = max(0, states - 2 - width * (frames - step))", "low = max(0, states - width * (frames - step))",
+           vectors("numba-float64", "ctc:")),
+    # precision, infinities, NaN
+    Mutant("numba: log-sums in float32", "lattice/elementary_numba.py",
+           "return -np.inf if nothing else larger + correction",
+           "return -np.inf if nothing else np.float64(np.float32(larger + correction))",
+           "tests/test_loss_precision.py -k 'numba-strong-selfless_ctc'"),
+    Mutant("numba: exp of NaN is a number", "lattice/elementary_numba.py",
+           "bounded = _SMALLEST if x < _SMALLEST else x", "bounded = x if x > _SMALLEST else _SMALLEST",
+           "tests/lattice/test_elementary.py -k edges"),
+    Mutant("torch: an infeasible utterance has a gradient", EMIT_TORCH,
+           "result.masked_fill((log_z == -torch.inf)[:, None, None], 0).masked_fill", "result.masked_fill", TORCH),
+    Mutant("numba: the star loses a token", EMIT_NUMBA,
+           "before, between, after = row[:one], row[one + 1 : two], row[two + 1 :]",
+           "before, between, after = row[:one], row[one + 1 : two], row[two + 2 :]",
+           f"{LADDER} -k 'larger and wide and numba and leftmost'"),
+    Mutant("zero_infinity zeroes nothing", "op.py", "losses == torch.inf", "losses == -torch.inf",
+           numerics("torch", "zero_infinity")),
+    # insertions and penalty
+    Mutant("the penalty's gradient has the wrong sign", "op.py",
+           "(-insertions * each[:, None])", "(insertions * each[:, None])", f"{LADDER} -k 'gradcheck_stc and numba'"),
+    Mutant("the schedule moves at double speed", "penalty.py", "self.step += 1", "self.step += 2",
+           "tests/test_penalty.py"),
+    Mutant("the step is not saved", "penalty.py",
+           "torch.zeros((), dtype=torch.int64))", "torch.zeros((), dtype=torch.int64), persistent=False)",
+           "tests/test_penalty.py"),
+    # what a program relies on
+    Mutant("the mean divides by no labels", "op.py", "losses / target_lengths.clamp(min=1)", "losses / target_lengths",
+           "tests/test_loss_inputs.py -k 'reductions and torch'"),
+    Mutant("double backward is silently zero", "op.py", "if torch.is_grad_enabled():  # create_graph", "if False:  #",
+           f"{BEHAVIOUR} -k double"),
+    Mutant("a fork waits for its parent's threads", "lattice/threads.py",
+           "key = (os.getpid(), threads)", "key = (0, threads)", f"{BEHAVIOUR} -k forked"),
+    Mutant("a penalty of NaN is let through", "arguments.py", "~(weights <= 0)", "(weights > 0)",
+           "tests/test_loss_errors.py -k 'torch and nan'"),
+]  # fmt: skip
+
+
+def copy_of(root: Path, copy: Path) -> Path:
+    """The code and its tests, without what is compiled."""
+    for name in ("src", "tests"):
+        shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copy(root / "pyproject.toml", copy)
+    return copy
+
+
+def survives(mutant: Mutant, healthy: Path) -> tuple[bool, str]:
+    """Whether its tests pass on a mutated copy of the code; and pytest's last lines."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = copy_of(healthy, Path(folder))
+        path = copy / "src" / "starseq" / mutant.file
+        text = path.read_text()
+        if text.count(mutant.old) != 1:
+            return True, f"does not apply: its old text occurs {text.count(mutant.old)} times in {mutant.file}"
+        path.write_text(text.replace(mutant.old, mutant.new))
+        code, line = pytest(mutant.tests, copy)
+    return code != 1, line  # 1 is tests that failed; others are none selected, or a crash in collecting them
+
+
+def pytest(tests: str, folder: Path) -> tuple[int, str]:
+    """Its exit code, and what it says: the first test that failed, and the counts."""
+    variables = {"PYTHONPATH": str(folder / "src"), "NUMBA_CACHE_DIR": str(folder / "cache")}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *shlex.split(tests)]
+    done = subprocess.run(command, cwd=folder, env=os.environ | variables, capture_output=True, text=True)
+    lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
+    return done.returncode, "\n    ".join([*(line for line in lines if line.startswith("FAILED")), lines[-1]])
+
+
+def main(part: str = "") -> int:
+    chosen = [mutant for mutant in MUTANTS if part in mutant.name]
+    selections = sorted({mutant.tests for mutant in chosen})
+    start, bad = time.monotonic(), 0
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+        healthy = copy_of(ROOT, Path(folder))  # work may go on meanwhile
+        outcomes = pool.map(lambda tests: pytest(tests, healthy), selections)
+        for tests, (code, line) in zip(selections, outcomes, strict=True):
+            if code != 0:
+                bad += 1
+                print(f"RED WITHOUT A MUTATION  pytest {tests}\n    {line}", flush=True)
+        for mutant, (survived, line) in zip(
+            chosen, pool.map(lambda mutant: survives(mutant, healthy), chosen), strict=True
+        ):
+            bad += survived
+            print(f"{'SURVIVED' if survived else 'killed  '}  {mutant.name}\n    {line}", flush=True)
+    print(f"{len(chosen)} mutants, {bad} problems, {time.monotonic() - start:.0f} s")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,275 @@
+"""The Triton backend on a real GPU: what the interpreter cannot show. benchmarks/gpu.sh runs these; elsewhere they are skipped.
+
+Truth is float64 on the CPU (numba), from the same rounded logits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import starseq
+from starseq.lattice import banded_torch
+from starseq.lattice.topology import Topology
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+LOSSES = {"stc": starseq.stc_loss, "ctc": starseq.ctc_loss, "selfless_ctc": starseq.selfless_ctc_loss}
+SHAPES = [  # T, V, U: odd, ragged, long, wide
+    (1, 7, 0), (1, 7, 1), (63, 7, 1), (63, 81, 20), (63, 81, 63), (63, 50_001, 25), (1, 50_001, 1), (4_000, 7, 600),
+    (4_000, 81, 600), (63, 300, 200), (33, 1_025, 5), (33, 1_024, 5),
+]  # fmt: skip
+# Of the loss, relative; of the gradient, absolute: rounding to the logits' type comes on top.
+TOLERANCE = {
+    torch.float64: (1e-12, 1e-9),
+    torch.float32: (1e-6, 1e-4),
+    torch.bfloat16: (1e-6, 5e-3),
+    torch.float16: (1e-6, 1e-3),
+}
+
+
+def batch(T: int, V: int, U: int, B: int = 5, seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    """(T, B, V) logits with NaN past the lengths, padded targets with absurd labels past theirs, and the lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = (3 * torch.randn(T, B, V, generator=generator)).to(dtype)
+    targets = torch.randint(1, V, (B, U), generator=generator)
+    if U > 3:
+        targets[:, 2] = targets[:, 1]
+    input_lengths = torch.randint(T // 2, T + 1, (B,), generator=generator)
+    target_lengths = torch.randint(0, U + 1, (B,), generator=generator)
+    input_lengths[0], target_lengths[0] = T, U
+    for b in range(B):
+        logits[input_lengths[b] :, b] = math.nan
+        targets[b, target_lengths[b] :] = 10**9
+    return logits, targets, input_lengths, target_lengths
+
+
+def run(loss, logits: Tensor, *others: Tensor, **options) -> tuple[Tensor, Tensor]:
+    logits = logits.detach().requires_grad_()
+    losses = loss(logits, *others, reduction="none", **options)
+    (grad,) = torch.autograd.grad(losses.masked_fill(losses == math.inf, 0).sum(), logits)
+    return losses.detach(), grad
+
+
+@pytest.fixture
+def poison():
+    """Fresh memory is filled with NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [(shape, torch.float32) for shape in SHAPES]
+    + [(shape, dtype) for shape in SHAPES[3:6] for dtype in TOLERANCE if dtype != torch.float32],
+    ids=str,
+)
+@pytest.mark.parametrize("name", LOSSES)
+def test_value_and_gradient(name: str, shape: tuple[int, int, int], dtype: torch.dtype, poison) -> None:
+    arrays = batch(*shape, dtype=dtype)
+    truth, slope = run(LOSSES[name], arrays[0].double(), *arrays[1:])
+    losses, grad = run(LOSSES[name], *(x.cuda() for x in arrays))
+    assert grad.dtype == dtype
+    assert losses.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    relative, absolute = TOLERANCE[dtype]
+    torch.testing.assert_close(losses.cpu().double(), truth, rtol=relative, atol=relative)
+    torch.testing.assert_close(grad.cpu().double(), slope, rtol=0, atol=absolute)
+
+
+@pytest.mark.parametrize("shape", [(63, 81, 20), (63, 2_500, 25), (150, 29, 60)], ids=str)
+@pytest.mark.parametrize("matching", ["leftmost", "all"])
+def test_gaps_insertions_and_penalty(shape: tuple[int, int, int], matching: str, poison) -> None:
+    arrays = batch(*shape)
+    penalty = -3 * torch.rand(5, shape[2] + 1, generator=torch.Generator().manual_seed(1))
+    penalty[torch.rand(penalty.shape, generator=torch.Generator().manual_seed(2)) < 0.3] = -math.inf
+    results = []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+        logits = arrays[0].to(device, dtype).requires_grad_()
+        weights = penalty.to(device, dtype).requires_grad_()
+        losses, inserted = starseq.stc_loss(
+            logits, *(x.to(device) for x in arrays[1:]), penalty=weights, matching=matching, reduction="none",
+            return_inserted=True,
+        )  # fmt: skip
+        losses.masked_fill(losses == math.inf, 0).sum().backward()
+        results.append([x.detach().cpu().double() for x in (losses, inserted, logits.grad, weights.grad)])
+    for ours, truth in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(ours, truth, rtol=1e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize("layout", ["batch first", "every other", "vocabulary first", "offset"])
+@pytest.mark.parametrize("V", [81, 5_003])
+def test_strides(layout: str, V: int, normalized: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shape = {
+        "batch first": (4, 20, V),
+        "every other": (20, 4, 2 * V),
+        "vocabulary first": (V, 20, 4),
+        "offset": (20, 4, V + 3),
+    }
+    whole = torch.randn(shape[layout], generator=generator) - 8
+    views = {
+        "batch first": lambda x: x.transpose(0, 1),
+        "every other": lambda x: x[:, :, ::2],
+        "vocabulary first": lambda x: x.permute(1, 2, 0),
+        "offset": lambda x: x[:, :, 3:],
+    }
+    others = (
+        torch.randint(1, V, (4, 6), generator=generator),
+        torch.tensor([20, 19, 7, 20]),
+        torch.tensor([6, 5, 6, 0]),
+    )
+    for loss in LOSSES.values():
+        truth = run(loss, views[layout](whole).double(), *others, normalized=normalized)
+        ours = run(loss, views[layout](whole.cuda()), *(x.cuda() for x in others), normalized=normalized)
+        for a, b in zip(ours, truth, strict=True):
+            torch.testing.assert_close(a.cpu().double(), b, rtol=1e-5, atol=1e-5)
+
+
+def test_no_host_sync_and_graph_replay() -> None:
+    logits, *others = (x.cuda() for x in batch(63, 2_500, 25))
+    logits = logits.nan_to_num().requires_grad_()
+    penalty = starseq.InsertionPenalty().cuda()
+    criterion = starseq.STCLoss(zero_infinity=True)
+
+    def step() -> Tensor:
+        loss = criterion(logits, *others, penalty=penalty()) + starseq.ctc_loss(logits, *others, zero_infinity=True)
+        loss.backward()
+        penalty.advance()
+        return loss
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            logits.grad = None
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        logits.grad = None
+        expected = step().detach().clone()
+        gradient = logits.grad.clone()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    penalty.step -= 1
+    graph = torch.cuda.CUDAGraph()
+    logits.grad = None
+    with torch.cuda.graph(graph):
+        captured = step()
+    kept = penalty.step.clone()
+    graph.replay()
+    assert torch.equal(captured.detach(), expected)
+    assert torch.equal(logits.grad, gradient)
+    assert penalty.step == kept + 1  # the schedule moves inside the graph
+
+
+@pytest.mark.parametrize("shape", [(150, 29, 60), (63, 50_001, 25)], ids=str)
+def test_same_bits_a_hundred_times(shape: tuple[int, int, int]) -> None:
+    arrays = [x.cuda() for x in batch(*shape)]
+    for loss in LOSSES.values():
+        losses, grad = run(loss, *arrays)
+        for _ in range(100):
+            again = run(loss, *arrays)
+            assert torch.equal(again[0], losses)
+            assert torch.equal(again[1], grad)
+
+
+def test_batched_equals_single() -> None:
+    logits, targets, input_lengths, target_lengths = (x.cuda() for x in batch(63, 81, 20))
+    losses, grad = run(starseq.stc_loss, logits, targets, input_lengths, target_lengths)
+    for b in range(5):
+        T, U = int(input_lengths[b]), int(target_lengths[b])
+        alone = run(
+            starseq.stc_loss,
+            logits[:T, b : b + 1],
+            targets[b : b + 1, :U],
+            input_lengths[b : b + 1],
+            target_lengths[b : b + 1],
+        )
+        torch.testing.assert_close(alone[0][0], losses[b], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(alone[1][:, 0], grad[:T, b], rtol=0, atol=1e-6)
+
+
+def test_bad_labels_are_impossible_and_validate_names_them() -> None:
+    logits, targets, *lengths = (x.cuda() for x in batch(20, 81, 4))
+    logits = logits.nan_to_num()
+    targets[0, 0], targets[0, 3] = 10**9, -7
+    for name, loss in LOSSES.items():
+        losses, grad = run(loss, logits, targets, *lengths)
+        assert losses[0] == math.inf, name
+        assert not grad[:, 0].any()
+        with pytest.raises(ValueError, match=r"targets: label 1000000000 at \(utterance, position\) \(0, 0\)"):
+            loss(logits, targets, *lengths, validate=True)
+    targets[0] = torch.tensor([1, 0, 2, 3])  # the blank is no label
+    assert starseq.stc_loss(logits, targets, *lengths, reduction="none")[0] == math.inf
+    too_long = (lengths[0] + 1000, lengths[1])
+    assert starseq.stc_loss(logits, targets, *too_long, reduction="none").shape == (5,)  # never out of bounds
+
+
+def test_compile() -> None:
+    logits, *others = (x.cuda() for x in batch(63, 81, 20))
+    logits = logits.nan_to_num()
+    for loss in LOSSES.values():
+        compiled = torch.compile(lambda *x, loss=loss: loss(*x, reduction="none", zero_infinity=True), fullgraph=True)
+        a, b = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+        ours, eager = compiled(a, *others), loss(b, *others, reduction="none", zero_infinity=True)
+        ours.sum().backward()
+        eager.sum().backward()
+        assert torch.equal(ours, eager)
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_autocast_and_concatenated_targets() -> None:
+    logits, targets, *lengths = (x.cuda() for x in batch(63, 81, 20))
+    logits = logits.nan_to_num()
+    flat = torch.cat([targets[b, : lengths[1][b]] for b in range(5)])
+    with torch.autocast("cuda", torch.bfloat16):
+        weight = torch.eye(81, device="cuda", requires_grad=True)
+        loss = starseq.stc_loss(logits @ weight, targets, *lengths, zero_infinity=True)
+        other = starseq.stc_loss(logits @ weight, flat, *lengths, zero_infinity=True, max_target_length=20)
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, other)
+    loss.backward()
+    assert weight.grad.isfinite().all()
+
+
+def test_extreme_logits() -> None:
+    """A label that outweighs the rest by e^90, -inf logits, frames without mass, +-1e4: as float64 on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    for V in (9, 2_500):
+        logits = torch.randn(30, 6, V, generator=generator)
+        logits[:, 0, 3] += 90
+        logits[:, 1, 5:] = -math.inf
+        logits[4, 2] = -math.inf
+        logits[:, 3] *= 1e4
+        logits[5, 4, 2] = math.nan
+        targets = torch.tensor([[3, 4, 3], [1, 2, 3], [1, 2, 3], [1, 1, 2], [1, 2, 3], [7, 6, 5]])
+        lengths = (torch.full((6,), 30), torch.full((6,), 3))
+        for loss in LOSSES.values():
+            truth = run(loss, logits.double(), targets, *lengths)
+            ours = run(loss, logits.cuda(), targets.cuda(), *(x.cuda() for x in lengths))
+            torch.testing.assert_close(ours[0].cpu().double(), truth[0], rtol=1e-6, atol=1e-5, equal_nan=True)
+            torch.testing.assert_close(ours[1].cpu().double(), truth[1], rtol=0, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_viterbi(skips: bool) -> None:
+    from starseq.lattice import banded_triton
+
+    generator = torch.Generator().manual_seed(0)
+    B, T, S = 7, 90, 45
+    log_stay, log_enter = torch.randn(2, B, T, S, generator=generator, dtype=torch.float64)
+    num_states = torch.randint(1, S + 1, (B,), generator=generator)
+    skip = torch.rand(B, S, generator=generator) < 0.5 if skips else None
+    lengths = torch.randint(0, T + 1, (B,), generator=generator)
+    truth = banded_torch.viterbi(log_stay, log_enter, Topology(num_states, 1 + skips, skip), lengths)
+    here = Topology(num_states.cuda(), 1 + skips, None if skip is None else skip.cuda())
+    path, score = banded_triton.viterbi(log_stay.cuda(), log_enter.cuda(), here, lengths.cuda())
+    assert torch.equal(path.cpu(), truth[0])
+    torch.testing.assert_close(score.cpu(), truth[1])

@@ -1,0 +1,166 @@
+"""Bad input gets one sentence that names the argument, the value and its place."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+from tests import cases
+from tests.cases import BACKENDS, CRITERIA, loss_of
+
+import starseq
+
+T, B, V = 5, 2, 4
+GOOD: dict[str, Any] = {
+    "logits": torch.zeros(T, B, V),
+    "targets": torch.tensor([[1, 2, 3], [3, 1, 0]]),
+    "input_lengths": (5, 4),
+    "target_lengths": (3, 2),
+}
+
+NAN, INF = math.nan, math.inf
+NO_LOGITS = "logits: expected floating point in 2 or 3 dimensions, the last not empty, got"
+
+BAD = [
+    ({"logits": torch.zeros(T, B, V, dtype=torch.int64)}, f"{NO_LOGITS} torch.int64 of shape (5, 2, 4)"),
+    ({"logits": torch.zeros(V)}, f"{NO_LOGITS} torch.float32 of shape (4,)"),
+    ({"logits": torch.zeros(T, B, 0)}, f"{NO_LOGITS} torch.float32 of shape (5, 2, 0)"),
+    ({"blank": 4}, "blank: 4 is outside 0..3, the vocabulary"),
+    ({"blank": -1}, "blank: -1 is outside 0..3, the vocabulary"),
+    ({"reduction": "max"}, "reduction: 'max' is none of none, sum, mean"),
+    ({"backend": "gtn"}, "backend: 'gtn' is none of auto, torch, numba, triton, wfst"),
+    ({"input_lengths": (5,)}, "input_lengths: expected 2 integers, got torch.int64 of shape (1,)"),
+    ({"input_lengths": torch.ones(2)}, "input_lengths: expected 2 integers, got torch.float32 of shape (2,)"),
+    ({"target_lengths": (3, 2, 1)}, "target_lengths: expected 2 integers, got torch.int64 of shape (3,)"),
+    ({"input_lengths": (5, 6)}, "input_lengths: 6 for utterance 1 is outside 0..5, the frames of the logits"),
+    ({"input_lengths": (-1, 5)}, "input_lengths: -1 for utterance 0 is outside 0..5, the frames of the logits"),
+    ({"target_lengths": (3, 4)}, "target_lengths: 4 for utterance 1 is outside 0..3, the width of the targets"),
+    ({"target_lengths": (-2, 2)}, "target_lengths: -2 for utterance 0 is outside 0..3, the width of the targets"),
+    ({"targets": GOOD["targets"].float()}, "targets: expected integers, got torch.float32"),
+    ({"targets": GOOD["targets"].bool()}, "targets: expected integers, got torch.bool"),
+    ({"targets": GOOD["targets"][:1]}, "targets: expected 2 rows, got shape (1, 3)"),
+    ({"targets": GOOD["targets"][None]}, "targets: expected (B, U) or one dimension, got shape (1, 2, 3)"),
+    (
+        {"targets": torch.tensor([1, 2, 3, 1])},
+        "targets: 4 concatenated labels are fewer than the sum of target_lengths, 5",
+    ),
+    (
+        {"targets": torch.tensor([[1, 2, 3], [3, 4, 0]])},
+        "targets: label 4 at (utterance, position) (1, 1) is outside 0..3, the vocabulary",
+    ),
+    (
+        {"targets": torch.tensor([[1, -1, 3], [3, 1, 0]])},
+        "targets: label -1 at (utterance, position) (0, 1) is outside 0..3, the vocabulary",
+    ),
+    (
+        {"targets": torch.tensor([1, 2, 3, 3, 9])},
+        "targets: label 9 at (utterance, position) (1, 1) is outside 0..3, the vocabulary",
+    ),
+    (
+        {"targets": torch.tensor([[1, 2, 0], [3, 1, 0]])},
+        "targets: label 0 at (utterance, position) (0, 2) is the blank, which is no label",
+    ),
+    ({"blank": 3}, "targets: label 3 at (utterance, position) (0, 2) is the blank, which is no label"),
+    ({"max_target_length": 2}, "target_lengths: 3 for utterance 0 is outside 0..2, the width of the targets"),
+]
+
+BAD_STAR = [
+    ({"matching": "rightmost"}, "matching: 'rightmost' is none of leftmost, all"),
+    ({"penalty": 0.5}, "penalty: 0.5 at (utterance, gap) (0, 0) is not a log-weight <= 0"),
+    ({"penalty": NAN}, "penalty: nan at (utterance, gap) (0, 0) is not a log-weight <= 0"),
+    ({"penalty": torch.tensor([-1.0, 0.25])}, "penalty: 0.25 at (utterance, gap) (1, 0) is not a log-weight <= 0"),
+    (
+        {"penalty": torch.tensor([[-1.0] * 4, [-1.0, 0.0, 3.0, 9.0]])},
+        "penalty: 3.0 at (utterance, gap) (1, 2) is not a log-weight <= 0",
+    ),
+    ({"penalty": torch.zeros(2, 3)}, "penalty: expected (), (2,) or (2, 4), got shape (2, 3)"),
+    ({"penalty": torch.zeros(3)}, "penalty: expected (), (2,) or (2, 4), got shape (3,)"),
+    ({"penalty": torch.zeros(2, 4, 1)}, "penalty: expected (), (2,) or (2, 4), got shape (2, 4, 1)"),
+]
+
+CALLS = [(c, *bad) for c in CRITERIA for bad in BAD] + [("stc", *bad) for bad in BAD_STAR]
+
+
+@pytest.mark.parametrize(
+    ("criterion", "change", "message"), [pytest.param(*call, id=f"{call[0]}: {call[2]}") for call in CALLS]
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_messages(backend: str, criterion: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        loss_of(criterion)(**{"backend": backend} | GOOD | change)
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_they_are_changes_of_is_good(backend: str, criterion: str) -> None:
+    assert loss_of(criterion)(**GOOD, backend=backend).isfinite()
+
+
+@pytest.mark.parametrize("module", [starseq.STCLoss, starseq.CTCLoss, starseq.SelflessCTCLoss])
+@pytest.mark.parametrize("option", ["reduction", "backend"])
+def test_modules_refuse_when_made(module: Any, option: str) -> None:
+    with pytest.raises(ValueError, match=f"^{option}: 'nothing' is none of"):
+        module(**{option: "nothing"})
+
+
+def test_the_stc_module_refuses_a_matching() -> None:
+    with pytest.raises(ValueError, match=r"^matching: 'nothing' is none of leftmost, all$"):
+        starseq.STCLoss(matching="nothing")
+
+
+def test_values_past_the_lengths_are_not_refused() -> None:
+    penalty = torch.tensor([[-1.0] * 4, [-1.0, -1.0, -1.0, NAN]])
+    targets = torch.tensor([[1, 2, 3], [3, 1, cases.POISON]])
+    assert starseq.stc_loss(**GOOD | {"targets": targets}, penalty=penalty).isfinite()
+
+
+# --- a backend that cannot run raises, by name ------------------------------------------------------------------------
+
+
+def test_numba_off_the_cpu() -> None:
+    with pytest.raises(ValueError, match=r"^backend: 'numba' runs on the CPU, the logits are on meta$"):
+        starseq.stc_loss(**GOOD | {"logits": GOOD["logits"].to("meta")}, backend="numba")
+
+
+def test_triton_off_cuda() -> None:
+    pytest.importorskip("triton")
+    with pytest.raises(ValueError, match=r"^backend: 'triton' runs on CUDA, the logits are on cpu$"):
+        starseq.stc_loss(**GOOD, backend="triton")
+
+
+def test_triton_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"^backend: 'triton' is not installed$"):
+        starseq.stc_loss(**GOOD, backend="triton")
+
+
+def test_auto_is_numba_on_the_cpu() -> None:
+    losses = [starseq.stc_loss(**GOOD, backend=backend) for backend in ("auto", "numba")]
+    assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize("label", [4, -1, 10**6, 0], ids=str)
+@pytest.mark.parametrize("backend", cases.FAST)
+def test_a_bad_label_that_nobody_checked_is_impossible(backend: str, label: int) -> None:
+    """As on a GPU without `validate`: inf, gradient 0 and no read out of bounds; the other utterance stays as it is."""
+    from starseq.op import score
+
+    logits = torch.randn(B, T, V, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([[1, 2], [3, label]])
+    lengths, penalty = (torch.tensor([5, 5]), torch.tensor([2, 2])), torch.full((B, 3), -0.5)
+    results = []
+    for y in (targets, torch.tensor([[1, 2], [3, 3]])):
+        x = logits.clone().requires_grad_()
+        loss, inserted = score(
+            x, y, *lengths, penalty, criterion="stc", matching="leftmost", blank=0, normalized=True, backend=backend,
+            validate=False, inserted=True, reduction="none", zero_infinity=False,
+        )  # fmt: skip
+        results.append((loss.detach(), torch.autograd.grad(loss.sum(), x)[0], inserted))
+    (loss, grad, inserted), good = results
+    assert loss[1] == INF
+    assert not grad[1].any()
+    assert not inserted[1].any()
+    torch.testing.assert_close((loss[0], grad[0], inserted[0]), tuple(x[0] for x in good))
