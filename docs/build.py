@@ -6,7 +6,6 @@ table stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` and comes
 
 from __future__ import annotations
 
-import importlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 import typer
 
 from starseq import cli
+from starseq.jobs import bench
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results.csv"
@@ -58,16 +58,13 @@ def fill(page: str, tables: Mapping[str, str]) -> str:
 
 def benchmark_tables() -> dict[str, str]:
     """The tables by name; none as long as nothing has been measured."""
-    try:
-        bench = importlib.import_module("starseq.jobs.bench")
-    except ModuleNotFoundError:
-        return {}
-    tables: dict[str, str] = bench.tables(RESULTS) if hasattr(bench, "tables") and RESULTS.exists() else {}
-    return tables
+    return bench.tables(RESULTS) if RESULTS.exists() else {}
 
 
 def main() -> None:
     tables = benchmark_tables()
+    if tables:
+        bench.plot(RESULTS, ROOT / "docs" / "images" / "scaling.svg")
     for page in pages():
         text = page.read_text(encoding="utf-8")
         for arguments, file in drawings(text):

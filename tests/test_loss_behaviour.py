@@ -17,9 +17,10 @@ from tests.cases import BACKENDS, CRITERIA, FAST, loss_of
 from torch import Tensor
 
 import starseq
+from starseq.lattice import threads
 
 # Large enough to be cut into pieces for several threads: see lattice/threads.py.
-BIG = {"T": 60, "B": 5, "V": 300, "U": 20}
+BIG = {"T": 60, "B": 5, "V": 1500, "U": 20}
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +45,8 @@ def assert_identical(ours: cases.Result, theirs: cases.Result) -> None:
 def test_bit_for_bit_from_run_to_run_and_on_any_number_of_threads(backend: str, criterion: str) -> None:
     first = results(criterion, backend)
     assert first.grad.any()
-    for threads in (2, 2, 1, 3):
-        torch.set_num_threads(threads)
+    for count in (2, 2, 1, 3):
+        torch.set_num_threads(count)
         assert_identical(results(criterion, backend), first)
 
 
@@ -61,7 +62,7 @@ class Losses(torch.utils.data.Dataset):
     """Items that are losses: what somebody computes in a worker, to sort or filter by."""
 
     def __init__(self) -> None:
-        self.logits = torch.randn(60, 5, 300, generator=torch.Generator().manual_seed(0))
+        self.logits = torch.randn(60, 5, 1500, generator=torch.Generator().manual_seed(0))
 
     def __len__(self) -> int:
         return 4
@@ -75,6 +76,7 @@ def test_in_a_forked_worker_after_use_in_the_parent() -> None:
     """The child inherits the parent's pool without its threads: waiting for them would hang, and time out here."""
     losses = Losses()
     here = losses[0]
+    assert threads._pools, "the input is too small to be shared out"
     loader = torch.utils.data.DataLoader(
         losses, batch_size=None, num_workers=2, timeout=30, multiprocessing_context="fork"
     )

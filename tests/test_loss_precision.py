@@ -31,7 +31,7 @@ class Errors(NamedTuple):
 def batch_of(name: str) -> cases.Batch:
     spread, more = INPUTS[name]
     batch = cases.random_batch(T=T, B=1, V=V, U=U, extra=0, spread=spread)
-    return replace(batch, penalty=batch.penalty + more)
+    return replace(batch, penalty=(batch.penalty + more).float().double())
 
 
 @functools.cache

@@ -16,7 +16,15 @@ from torch import Tensor
 
 from starseq.emissions.tokens import Scores, Tokens
 from starseq.lattice import threads
-from starseq.lattice.elementary_numba import exp, jit, log_remainder, logaddexp, maximum, sum_exp
+from starseq.lattice.elementary_numba import (
+    exp,
+    jit,
+    jit_outer,
+    log_remainder,
+    logaddexp,
+    maximum,
+    sum_exp,
+)
 from starseq.lattice.topology import Topology
 
 _BLOCK = 1024  # of a row at a time
@@ -120,7 +128,7 @@ def _place_of(place: Any, v: Any, nowhere: Any) -> Any:
     return place[v] if v >= 0 and v < place.size else nowhere
 
 
-@jit
+@jit_outer
 def _find_columns(
     enter: Any, stay: Any, left_out: Any, num_states: Any, blank: Any, vocabulary: Any, token: Any, count: Any,
     blank_place: Any, enter_place: Any, stay_place: Any, left_out_place: Any,
@@ -230,7 +238,7 @@ def _leave_each_out(star: Any, top: Any, others: Any, value: Any, without: Any, 
             without[c] = others
 
 
-@jit
+@jit_outer
 def _scores(
     begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any, blank: Any,
     token: Any, count: Any, blank_place: Any, enter: Any, stay: Any, left_out: Any, weight: Any, lengths: Any, normalized: Any,
@@ -239,6 +247,18 @@ def _scores(
     values, withouts = np.empty(token.shape[1] + 1), np.empty(token.shape[1] + 1)
     stars, stays = np.empty(enter.shape[1]), np.empty(enter.shape[1])
     like = np.empty(0, flat.dtype)
+    _score_rows(
+        begin, end, flat, stride_b, stride_t, frames, vocabulary, blank, token, count, enter, stay, left_out, weight, lengths,
+        normalized, log_stay, log_enter, log_star, norm, values, withouts, stars, stays, like,
+    )  # fmt: skip
+
+
+@jit
+def _score_rows(
+    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any, blank: Any,
+    token: Any, count: Any, enter: Any, stay: Any, left_out: Any, weight: Any, lengths: Any, normalized: Any,
+    log_stay: Any, log_enter: Any, log_star: Any, norm: Any, values: Any, withouts: Any, stars: Any, stays: Any, like: Any,
+) -> None:  # fmt: skip
     current = -1
     for item in range(begin, end):
         b, t = item // frames, item % frames
@@ -266,7 +286,7 @@ def _scores(
             _pick(without, leavings, stars)
             _add(stars, weight[b], stars)
             if log_star.size:
-                log_star[b, t] = stars
+                _copy(stars, log_star[b, t])
             _pick(value, stayings, stays)
             _logaddexp_all(stays, stars, log_stay[b, t], like)
         else:
@@ -280,6 +300,12 @@ def _scores(
 def _pick(value: Any, place: Any, out: Any) -> None:
     for s in range(out.size):
         out[s] = value[place[s]]
+
+
+@jit
+def _copy(values: Any, out: Any) -> None:
+    for s in range(out.size):
+        out[s] = values[s]
 
 
 @jit
@@ -366,7 +392,7 @@ def _fill(row: Any, shift: Any, factor: Any, out: Any) -> None:
         out[i] = scale * exp((row[i] - pivot) + small)
 
 
-@jit
+@jit_outer
 def _gradient(
     begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
     frames: Any, vocabulary: Any, token: Any, count: Any, blank: Any, enter: Any, stay: Any, left_out: Any, weight: Any,
@@ -376,6 +402,20 @@ def _gradient(
     values, coefficients, all_sums = np.empty(widest), np.empty(widest), np.empty(widest)
     all_shares, all_posterior = np.empty(widest, flat.dtype), np.empty(states, flat.dtype)
     all_picked, all_masked = np.empty(states), np.empty(states)
+    _gradient_rows(
+        begin, end, flat, stride_b, stride_t, out_flat, out_stride_b, out_stride_t, frames, vocabulary, token, count, blank,
+        enter, stay, left_out, weight, lengths, normalized, skip, num_states, grad, norm, log_alpha, log_beta, log_z,
+        values, coefficients, all_sums, all_shares, all_posterior, all_picked, all_masked,
+    )  # fmt: skip
+
+
+@jit
+def _gradient_rows(
+    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
+    frames: Any, vocabulary: Any, token: Any, count: Any, blank: Any, enter: Any, stay: Any, left_out: Any, weight: Any,
+    lengths: Any, normalized: Any, skip: Any, num_states: Any, grad: Any, norm: Any, log_alpha: Any, log_beta: Any, log_z: Any,
+    values: Any, coefficients: Any, all_sums: Any, all_shares: Any, all_posterior: Any, all_picked: Any, all_masked: Any,
+) -> None:  # fmt: skip
     current = -1
     for item in range(begin, end):
         b, t = item // frames, item % frames

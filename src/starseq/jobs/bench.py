@@ -216,6 +216,33 @@ def table(rows: Sequence[Measurement], brief: bool = False) -> str:
     return "\n\n".join(parts) or "(not measured yet)"
 
 
+def plot(path: Path, out: Path) -> None:
+    """Draws how cost grows with frames and with the vocabulary, from results.csv, as SVG (the same bytes every time)."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    rows = [row for row in load(path) if row.metric == "time"]
+    for place, (case, axis) in enumerate((("frames", 1), ("vocabulary", 2)), 1):
+        axes = figure.add_subplot(1, 2, place)
+        here = [row for row in rows if row.case == case]
+        for provider in dict.fromkeys(row.provider for row in here):
+            points = sorted((int(row.shape.split(", ")[axis]), row.p50) for row in here if row.provider == provider)
+            axes.loglog(*zip(*points, strict=True), marker="o", markersize=3, label=provider)
+        axes.set_xlabel(
+            {"frames": "frames (B = 8, V = 80, U = T / 5, at most 600)"}.get(
+                case, "vocabulary (B = 8, T = 200, U = 25)"
+            )
+        )
+        axes.set_ylabel("forward + backward, ms")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "starseq"}):
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    write_text(out, text.getvalue())
+
+
 def _is_loss(row: Measurement) -> bool:
     return row.provider.split(",")[0] in PROVIDERS
 

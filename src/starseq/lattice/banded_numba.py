@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from starseq.lattice import threads
-from starseq.lattice.elementary_numba import jit, logaddexp
+from starseq.lattice.elementary_numba import jit, jit_outer, logaddexp
 from starseq.lattice.topology import Topology
 
 
@@ -162,7 +162,7 @@ def _forward_backward(
             _backward(log_stay[b], log_enter[b], ends, skip, frames, states, log_beta[b], like)
 
 
-@jit
+@jit_outer
 def _viterbi(
     begin: Any, end: Any, log_stay: Any, log_enter: Any, num_states: Any, ends: Any, skips: Any, lengths: Any, steps: Any,
     path: Any, log_score: Any,

@@ -15,11 +15,14 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic, overload
 
-# `contract` allows fused multiply-adds and nothing else: infinities, NaN and the order of sums stay as written.
-jit = numba.njit(nogil=True, cache=True, fastmath={"contract"}, boundscheck=False, error_model="numpy")
-
+_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
+# `contract` allows fused multiply-adds and nothing else: infinities, NaN and the order of sums stay as written. Without numba's
+# run-time (`_nrt`) nothing can be allocated, but a slice costs no counting of references, which is as much as a short loop.
+jit = numba.njit(fastmath={"contract"}, _nrt=False, **_OPTIONS)
 # Sums may also be split into lanes, in an order that the compiler fixes: what vectorises a reduction.
-jit_sum = numba.njit(nogil=True, cache=True, fastmath={"contract", "reassoc"}, boundscheck=False, error_model="numpy")
+jit_sum = numba.njit(fastmath={"contract", "reassoc"}, _nrt=False, **_OPTIONS)
+# For the outermost functions, which allocate scratch space.
+jit_outer = numba.njit(**_OPTIONS)
 
 _ROUND = np.float32(1.4426950408889634)  # 1 / ln 2
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)

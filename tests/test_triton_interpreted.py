@@ -1,0 +1,134 @@
+"""The Triton backend on the CPU, through Triton's interpreter: value and gradient against the ladder, on small shapes.
+
+The interpreter is chosen when kernels are defined, so these tests run in a process of their own, which the first one starts.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import starseq
+from starseq.lattice import banded_torch
+from starseq.lattice.topology import Topology
+from tests import brute_force
+
+pytest.importorskip("triton")
+INSIDE = os.environ.get("TRITON_INTERPRET") == "1"
+inside = pytest.mark.skipif(not INSIDE, reason="run by test_in_the_interpreter, in another process")
+LOSSES = {"stc": starseq.stc_loss, "ctc": starseq.ctc_loss, "selfless_ctc": starseq.selfless_ctc_loss}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}
+
+
+@pytest.mark.skipif(INSIDE, reason="this is that process")
+def test_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    root = Path(__file__).parent.parent
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout
+
+
+@inside
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of the interpreter: log of 0, inf - inf under a select
+@pytest.mark.parametrize("stem", ["stc", "stc_all", "stc_gaps", "ctc", "selfless_ctc"])
+def test_vectors(stem: str) -> None:
+    cases = [case for case in brute_force.read_vectors(stem) if case["shape"][0]]
+    for case in cases[::3]:
+        logits = torch.tensor(case["logits"], dtype=torch.float64).reshape(case["shape"]).requires_grad_()
+        target = torch.tensor(case["target"], dtype=torch.int64)
+        options = {}
+        if "log_penalty" in case:
+            penalty = torch.tensor(case["log_penalty"], dtype=torch.float64)
+            options = {"penalty": penalty, "matching": case["matching"], "return_inserted": True}
+        loss = LOSSES[stem.removesuffix("_all").removesuffix("_gaps")]
+        result = loss(
+            logits,
+            target,
+            (len(logits),),
+            (len(target),),
+            blank=case["blank"],
+            reduction="sum",
+            backend="triton",
+            **options,
+        )
+        value, inserted = result if options else (result, None)
+        value.backward()
+        assert value.item() == pytest.approx(case["loss"], rel=1e-9, abs=1e-9), case["name"]
+        slope = torch.tensor(case["grad_logits"], dtype=torch.float64).reshape(case["shape"])
+        torch.testing.assert_close(logits.grad, slope, rtol=0, atol=1e-9, msg=case["name"])
+        if inserted is not None:
+            torch.testing.assert_close(inserted, torch.tensor(case["inserted"], dtype=torch.float64), rtol=0, atol=1e-9)
+
+
+@inside
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(("T", "V", "U", "blank"), [(5, 9, 3, 0), (4, 301, 2, 300), (3, 1_203, 2, 7)])
+def test_against_torch(T: int, V: int, U: int, blank: int, name: str, dtype: torch.dtype) -> None:
+    """Short rows, rows longer than the graph, rows in pieces from their first aligned address; NaN past the lengths."""
+    generator = torch.Generator().manual_seed(T)
+    logits = (3 * torch.randn(T, 3, V, generator=generator)).to(dtype)
+    logits[T - 1 :, 1] = math.nan
+    targets = torch.randint(1, V - 1, (3, U), generator=generator)
+    targets[targets == blank] += 1
+    targets[:, 1] = targets[:, 0]
+    lengths = (torch.tensor([T, T - 1, T]), torch.tensor([U, 1, 0]))
+    results = []
+    for backend in ("torch", "triton"):
+        x = logits.clone().requires_grad_()
+        losses = LOSSES[name](x, targets, *lengths, reduction="none", backend=backend, blank=blank, zero_infinity=True)
+        losses.sum().backward()
+        results.append((losses.detach(), x.grad))
+    torch.testing.assert_close(results[1][0], results[0][0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(results[1][1], results[0][1], rtol=0, atol=TOLERANCE[dtype])
+
+
+@inside
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize("name", LOSSES)
+def test_strides(name: str, normalized: bool) -> None:
+    wide, high = torch.randn(4, 2, 600).sub(6), torch.randn(1_201, 3, 2).sub(6)
+    for view in (wide[:, :, ::2], high.permute(1, 2, 0)):
+        results = []
+        for backend in ("torch", "triton"):
+            x = view.detach().requires_grad_()
+            targets, lengths = torch.tensor([[3, 3], [5, 1]]), (torch.tensor([3, 3]), torch.tensor([1, 2]))
+            LOSSES[name](x, targets, *lengths, backend=backend, normalized=normalized).backward()
+            results.append(x.grad)
+        torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-6)
+
+
+@inside
+@pytest.mark.parametrize("skips", [False, True])
+def test_lattice_and_viterbi(skips: bool) -> None:
+    from starseq.lattice import banded_triton
+
+    generator = torch.Generator().manual_seed(0)
+    B, T, S = 4, 9, 5
+    log_stay, log_enter = torch.randn(2, B, T, S, generator=generator, dtype=torch.float64)
+    topology = Topology(
+        torch.tensor([5, 1, 2, 4]), 1 + skips, torch.rand(B, S, generator=generator) < 0.5 if skips else None
+    )
+    lengths = torch.tensor([9, 4, 0, 7])
+    truth = banded_torch.forward_backward(log_stay, log_enter, topology, lengths)
+    ours = banded_triton.forward_backward(log_stay, log_enter, topology, lengths)
+    torch.testing.assert_close(ours[2], truth[2])
+    for b in range(B):
+        for x, y in zip(ours[:2], truth[:2], strict=True):
+            end, n = int(lengths[b]) + 1, int(topology.num_states[b])
+            torch.testing.assert_close(x[b, :end, :n], y[b, :end, :n])
+    path, score = banded_triton.viterbi(log_stay, log_enter, topology, lengths)
+    best = banded_torch.viterbi(log_stay, log_enter, topology, lengths)
+    assert torch.equal(path, best[0])
+    torch.testing.assert_close(score, best[1])
