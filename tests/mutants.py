@@ -59,7 +59,7 @@ MUTANTS = [
            "log_star = tokens.star_weight.to(x.dtype)[:, None]",
            "log_star = tokens.star_weight.to(x.dtype).index_fill(1, torch.tensor(0), 0.0)[:, None]", TORCH),
     Mutant("numba: no lambda on the first state's star", EMIT_NUMBA,
-           "_add(stars, weight[b], stars)", "stars[1:] += weight[b, 1:]", NUMBA),
+           "_add(stars, weight[b], stars)", "stars[0] -= weight[b, 0]\n            _add(stars, weight[b], stars)", NUMBA),
     Mutant("torch: no lambda in the gradient", EMIT_TORCH,
            "weighted = (outside_stay + tokens.star_weight[:, None])", "weighted = outside_stay", TORCH),
     Mutant("numba: no lambda in the gradient", EMIT_NUMBA,

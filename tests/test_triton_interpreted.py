@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests import brute_force
 
 import starseq
 from starseq.lattice import banded_torch
 from starseq.lattice.topology import Topology
-from tests import brute_force
 
 pytest.importorskip("triton")
 INSIDE = os.environ.get("TRITON_INTERPRET") == "1"

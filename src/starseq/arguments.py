@@ -43,7 +43,10 @@ def lengths_of(name: str, lengths: Lengths, batch: int, device: torch.device) ->
         lengths = torch.tensor(lengths, dtype=torch.int64)
     if lengths.is_floating_point() or lengths.numel() != batch:
         raise ValueError(f"{name}: expected {batch} integers, got {lengths.dtype} of shape {tuple(lengths.shape)}")
-    return lengths.reshape(batch).to(device, torch.int64, non_blocking=True)
+    lengths = lengths.reshape(batch)
+    if lengths.device == device and lengths.dtype == torch.int64:  # asking torch costs as much as this whole function
+        return lengths
+    return lengths.to(device, torch.int64, non_blocking=True)
 
 
 def padded_targets(
@@ -56,7 +59,8 @@ def padded_targets(
     batch = len(target_lengths)
     if targets.is_floating_point() or targets.dtype in (torch.bool, torch.complex64, torch.complex128):
         raise ValueError(f"targets: expected integers, got {targets.dtype}")
-    targets = targets.to(device, non_blocking=True)
+    if targets.device != device:
+        targets = targets.to(device, non_blocking=True)
     if not batched:
         targets = targets.reshape(1, -1) if targets.dim() < 2 else targets
     if targets.dim() == 2:

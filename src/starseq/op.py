@@ -5,6 +5,7 @@ Backends are pairs of modules under the same function names: emissions/vocabular
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Sequence
 from types import ModuleType
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from starseq import criteria
 from starseq.arguments import check_values
 from starseq.criteria.graph import LabelGraph
 
@@ -126,11 +128,13 @@ def label_graph(
 ) -> LabelGraph:
     """The graphs of a batch by the criterion's name, which is its file's."""
     options: dict[str, Any] = {} if log_penalty is None else {"log_penalty": log_penalty, "matching": matching}
-    module = importlib.import_module(f"starseq.criteria.{criterion}")
-    graph: LabelGraph = module.label_graph(targets, target_lengths, blank=blank, **options)
-    return graph
+    return _criterion(criterion)(targets, target_lengths, blank=blank, **options)
 
 
+_criterion = functools.cache(criteria.load)
+
+
+@functools.cache
 def _backend(name: str) -> tuple[ModuleType, ModuleType]:
     return (
         importlib.import_module(f"starseq.emissions.vocabulary_{name}"),
