@@ -51,7 +51,7 @@ MUTANTS = [
            "return torch.where(left_out == top, others, star + torch.log1p(-share))", "return star.expand_as(left_out)",
            TORCH),
     Mutant("numba: star for star without the label", EMIT_NUMBA,
-           "_pick(without, leavings, stars)", "stars[:] = star", NUMBA),
+           "_pick(without, leavings, stars)", "stars[:] = star - log_norm", NUMBA),
     Mutant("criterion: every matching is 'all'", "criteria/stc.py",
            'following if matching == "leftmost" else None', "None", NUMBA),
     # lambda dropped
@@ -63,7 +63,7 @@ MUTANTS = [
     Mutant("torch: no lambda in the gradient", EMIT_TORCH,
            "weighted = (outside_stay + tokens.star_weight[:, None])", "weighted = outside_stay", TORCH),
     Mutant("numba: no lambda in the gradient", EMIT_NUMBA,
-           "_outside(before, after, z, weight[b, :n], picked)", "_outside(before, after, z, np.zeros(n), picked)",
+           "_outside(before, after, z, weight[b, :n], picked)", "_outside(before, after, z, weight[b, :n], picked)\n            picked[0] -= weight[b, 0]",
            NUMBA),
     # subtraction for exclusion
     Mutant("torch: subtraction for exclusion", EMIT_TORCH,
