@@ -63,7 +63,8 @@ MUTANTS = [
     Mutant("torch: no lambda in the gradient", EMIT_TORCH,
            "weighted = (outside_stay + tokens.star_weight[:, None])", "weighted = outside_stay", TORCH),
     Mutant("numba: no lambda in the gradient", EMIT_NUMBA,
-           "_outside(before, after, z, weight[b, :n], picked)", "_outside(before, after, z, weight[b, :n], picked)\n            picked[0] -= weight[b, 0]",
+           "_outside(before, after, z, weight[b, :n], picked)",
+           "_outside(before, after, z, weight[b, :n], picked)\n            picked[0] -= weight[b, 0]",
            NUMBA),
     # subtraction for exclusion
     Mutant("torch: subtraction for exclusion", EMIT_TORCH,
