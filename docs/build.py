@@ -18,6 +18,7 @@ from starseq.jobs import bench
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results.csv"
+PLOT = ROOT / "docs" / "images" / "scaling.svg"
 
 
 def pages() -> list[Path]:
@@ -64,7 +65,7 @@ def benchmark_tables() -> dict[str, str]:
 def main() -> None:
     tables = benchmark_tables()
     if tables:
-        bench.plot(RESULTS, ROOT / "docs" / "images" / "scaling.svg")
+        bench.plot(RESULTS, PLOT)
     for page in pages():
         text = page.read_text(encoding="utf-8")
         for arguments, file in drawings(text):
