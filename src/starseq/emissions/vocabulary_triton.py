@@ -18,8 +18,7 @@ from starseq.lattice.topology import Topology
 _LONG = 1024  # tokens: a longer row is read in pieces
 _TILE = 4096  # comparisons of tokens at a time
 # Sizes change from batch to batch: compiling anew for those that happen to be multiples of 16 would cost seconds each time.
-_SIZES = ["stride_b", "stride_t", "out_stride_b", "out_stride_t", "enter_b", "left_out_b", "weight_b", "weight_s",
-          "grad_stride", "T", "V", "S", "blank"]  # fmt: skip
+_SIZES = ["stride_b", "stride_t", "enter_b", "left_out_b", "weight_b", "weight_s", "T", "V", "S", "blank"]
 
 
 def scores(
@@ -186,7 +185,7 @@ def _arcs(enter_ptr, stay_ptr, stay_row, s, exists, blank, STAYS: tl.constexpr):
     return enter, stay
 
 
-@triton.jit(do_not_specialize=[name for name in _SIZES if name[:3] not in ("out", "gra")])
+@triton.jit(do_not_specialize=_SIZES)
 def _scores(
     x_ptr, stride_b, stride_t, stride_v, enter_ptr, enter_b, stay_ptr, left_out_ptr, left_out_b, weight_ptr, weight_b,
     weight_s, num_states_ptr, lengths_ptr, log_stay_ptr, log_enter_ptr, log_star_ptr, norm_ptr, T, V, S, blank,
@@ -277,7 +276,7 @@ def _fill(
         tl.store(out_ptr + (out_base + v) * out_stride_v, value.to(kind), mask=inside)
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit(do_not_specialize=[*_SIZES, "out_stride_b", "out_stride_t", "grad_stride"])
 def _gradient(
     grad_ptr, grad_stride, x_ptr, stride_b, stride_t, stride_v, out_ptr, out_stride_b, out_stride_t, out_stride_v,
     enter_ptr, enter_b, stay_ptr, left_out_ptr, left_out_b, weight_ptr, weight_b, weight_s, num_states_ptr, lengths_ptr,
