@@ -11,9 +11,11 @@ import inspect
 import pkgutil
 from collections.abc import Callable
 
+import torch
+
 from starseq.criteria.graph import LabelGraph, to_wfst
 
-__all__ = ["LabelGraph", "has_star", "load", "names", "to_wfst"]
+__all__ = ["LabelGraph", "has_star", "load", "merges_repeats", "names", "to_wfst"]
 
 
 def names() -> list[str]:
@@ -47,3 +49,14 @@ def has_star(name: str) -> bool:
     [False, False, True]
     """
     return "log_penalty" in inspect.signature(load(name)).parameters
+
+
+def merges_repeats(name: str) -> bool:
+    """Whether a label may last for several frames, so that repeats in a row of frames are one label.
+
+    >>> [merges_repeats(name) for name in names()]
+    [True, False, False]
+    """
+    penalty = {"log_penalty": torch.zeros(1, 2)} if has_star(name) else {}
+    graph = load(name)(torch.tensor([[1]]), torch.tensor([1]), blank=0, **penalty)
+    return graph.tokens.stay is not None

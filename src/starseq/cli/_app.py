@@ -1,0 +1,95 @@
+"""What the verbs share: the application, errors as sentences, progress bars, options that several verbs have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+app = typer.Typer(
+    name="starseq",
+    help="Train sequence models from transcripts with holes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Run the command. What the user can mend is one sentence on stderr and exit code 2; a failed check exits 1.
+
+    With ``STARSEQ_TRACEBACK=1`` in the environment such errors keep their traceback.
+    """
+    try:
+        app(prog_name="starseq")
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        if os.environ.get("STARSEQ_TRACEBACK"):
+            raise
+        fail(_sentence(error))
+
+
+def _sentence(error: Exception) -> str:
+    """One line for an exception; Python's ``[Errno 2] ...: 'x'`` becomes ``x: no such file or directory``."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror[:1].lower()}{error.strerror[1:]}"
+    if isinstance(error, ModuleNotFoundError):
+        return f"this needs the package {error.name!r}, which is not installed: pip install 'starseq[all]'"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def fail(sentence: str, code: int = 2) -> NoReturn:
+    typer.echo(f"starseq: {sentence}", err=True)
+    raise SystemExit(code)
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on stderr, fed by ``progress(done, total)``; nothing is drawn where stderr is not a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+def numbers(text: str, option: str) -> tuple[float, ...]:
+    """``"0.1,0.4,0.7"`` -> ``(0.1, 0.4, 0.7)``."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{option}: {text!r} is not a list of numbers like 0.1,0.4,0.7") from None
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"starseq {version('starseq')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Write bad rows to bad.jsonl beside the result, and go on.")]
+NoText = Annotated[bool, typer.Option("--no-text", help="Rows need no text: the manifest is not transcribed.")]
+
+
+def echo_bad(folder: Path, rows: int) -> None:
+    """Says where the bad rows are, if there are any."""
+    if rows:
+        typer.echo(f"{folder / 'bad.jsonl'}: {rows:,} bad rows")

@@ -1,0 +1,41 @@
+"""`starseq bench`: this machine against torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from starseq.cli._app import app, progress_bar
+
+
+@app.command()
+def bench(
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to run.")] = "cpu",
+    case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.", show_default="all")] = None,
+    scaling: Annotated[bool, typer.Option("--scaling", help="Also how cost grows with frames and vocabulary.")] = False,
+    data: Annotated[bool, typer.Option("--data", help="Also the data tools, on the corpora in --corpora.")] = False,
+    corpora: Annotated[Path, typer.Option(help="Folder of manifests and archives for --data.")] = Path(
+        "../shared/data"
+    ),
+    seconds: Annotated[float, typer.Option(help="Time to spend on each case.")] = 8.0,
+    save: Annotated[Path | None, typer.Option(help="CSV file to add the results to.", show_default="none")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit 1 where a ratio is above its target.")] = False,
+    targets: Annotated[Path, typer.Option(help="The targets of --check.")] = Path("benchmarks/targets.csv"),
+) -> None:
+    """Measure this machine: our losses against log_softmax and torch's ctc_loss, side by side in one run."""
+    from starseq.jobs import bench as job
+
+    with progress_bar("Measuring") as progress:
+        rows = job.bench(device, case or (), scaling=scaling, seconds=seconds, progress=progress)
+        if data:
+            rows += job.bench_data(corpora, progress=progress)
+    typer.echo(job.table(rows))
+    if save is not None:
+        job.save(rows, save)
+    failures = job.check(rows, targets) if check else []
+    for failure in failures:
+        typer.echo(f"starseq: {failure}", err=True)
+    if failures:
+        raise SystemExit(1)

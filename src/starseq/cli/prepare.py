@@ -1,0 +1,106 @@
+"""`starseq prepare`: corpora to manifests."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+from typer.core import TyperGroup
+
+from starseq.cli._app import SkipBad, app, echo_bad, progress_bar
+
+
+class _CorpusVerbs(TyperGroup):
+    """A sub-verb for every corpus that is there, made from its `prepare` function when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        from starseq import corpora
+
+        return [*corpora.names(), *super().list_commands(ctx)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        from starseq import corpora
+
+        if cmd_name not in corpora.names():
+            return super().get_command(ctx, cmd_name)
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(cmd_name)(_corpus_verb(cmd_name, corpora.load(cmd_name)))
+        return typer.main.get_command(single)
+
+
+def _corpus_verb(name: str, prepare: Callable[..., object]) -> Callable[..., None]:
+    """The function as a command: what is positional is an argument, what is keyword-only an option."""
+
+    def verb(**values: Any) -> None:
+        from starseq.jobs import prepare as job
+
+        with progress_bar(f"Preparing {name}") as progress:
+            typer.echo(job.prepare(name, **values, progress=progress))
+
+    parameters = []
+    for parameter in inspect.signature(prepare, eval_str=True).parameters.values():
+        if parameter.name == "progress":
+            continue
+        kind, help = get_args(parameter.annotation)
+        default = parameter.default
+        if os.PathLike[str] in get_args(kind):
+            kind = Path | None if default is None else Path
+        elif kind == tuple[str, ...]:
+            kind = list[str]
+        flag = "--" + parameter.name.replace("_", "-")
+        note: object
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            note = typer.Argument(help=help, metavar=parameter.name.upper())
+        elif default is False:  # a flag has no need of its negation
+            note = typer.Option(flag, help=help)
+        else:
+            note = typer.Option(help=help, show_default=default is not None)
+        parameters.append(
+            inspect.Parameter(
+                parameter.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=list(default) if isinstance(default, tuple) else default,
+                annotation=Annotated[kind, note],
+            )
+        )
+    verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    verb.__doc__ = prepare.__doc__
+    return verb
+
+
+prepare_app = typer.Typer(
+    cls=_CorpusVerbs,
+    no_args_is_help=True,
+    help="Turn a corpus on disk into a manifest. It tells counts, durations or widths, and what was left out and why.",
+)
+app.add_typer(prepare_app, name="prepare")
+
+
+@prepare_app.command("features")
+def prepare_features(
+    source: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Manifest of audio.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write: manifest.jsonl and shards.")],
+    rate: Annotated[int, typer.Option(help="Sampling rate, Hz; audio of another one is resampled.")] = 16_000,
+    bands: Annotated[int, typer.Option(help="Mel bands.")] = 80,
+    root: Annotated[
+        Path | None, typer.Option(help="No path may lead out of this folder.", show_default="the manifest's folder")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes; 0 works in this one.")] = 0,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Log-mel features of a manifest, stored.
+
+    Spares computing them in every epoch. A run that was stopped goes on where it was.
+    """
+    from starseq.jobs import prepare as job
+
+    with progress_bar("Computing features") as progress:
+        result = job.features(
+            source, target, rate=rate, bands=bands, root=root, workers=workers, skip_bad=skip_bad, progress=progress
+        )
+    typer.echo(f"{target}: {result.rows:,} rows, {result.reused_shards:,} shards were there already")
+    echo_bad(target, result.bad)
