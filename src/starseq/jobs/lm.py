@@ -1,0 +1,384 @@
+"""`starseq lm`: language models from text, n-gram and Transformer, and what a text costs under them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from starseq.data.batching import BatchSampler
+from starseq.data.errors import DataError
+from starseq.data.files import write_text
+from starseq.data.manifest import Progress
+from starseq.data.seeds import generator
+from starseq.lm import Scorer, scorers
+from starseq.lm.counts import SPECIALS, Numbered, number
+from starseq.lm.estimate import Estimate, estimate
+from starseq.lm.ngram import NGram, Perplexity
+from starseq.lm.records import Room
+from starseq.lm.text import literal, read_texts, tokens_of
+from starseq.lm.transformer import UNKNOWN, TransformerLM
+from starseq.text.gaps import Unit
+from starseq.text.normalise import Normaliser
+from starseq.text.vocabulary import SPACE, Vocabulary
+from starseq.train.checkpoint import load_checkpoint, save_checkpoint, writing
+from starseq.train.schedule import rate_factor
+
+__all__ = ["Neural", "NeuralResult", "memory_of", "score", "text_settings", "train_neural", "train_ngram"]
+
+Paths = Sequence[str | os.PathLike[str]]
+
+_STEPS_PER_PROGRESS = 10
+_TEXTS_AT_ONCE = 1000
+
+
+def memory_of(text: str) -> int:
+    """Bytes: ``64MB``, ``4G``, ``500000``; powers of 1,024.
+
+    >>> memory_of("64MB"), memory_of("1.5g")
+    (67108864, 1610612736)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
+    if not found or not float(found[1]):
+        raise DataError(f"memory: {text!r} is no size like 64MB or 4G")
+    return int(float(found[1]) * 1024 ** " kmgt".index(found[2] or " "))
+
+
+def text_settings(recipe: str | os.PathLike[str] | None, unit: Unit | None) -> tuple[Unit, Normaliser | None]:
+    """Unit and normaliser of a recipe: by its name, its file, or the folder of a run. A `unit` that is given wins."""
+    if recipe is None:
+        return unit or "word", None
+    from starseq.config import load_recipe
+
+    inside = Path(recipe) / "recipe.yaml"
+    text = load_recipe(str(inside if inside.is_file() else recipe)).text
+    return unit or text.unit, text.normaliser
+
+
+def train_ngram(
+    texts: Paths,
+    target: str | os.PathLike[str],
+    *,
+    order: int = 5,
+    prune: Sequence[int] = (0,),
+    vocabulary: str | os.PathLike[str] | None = None,
+    vocabulary_size: int | None = None,
+    memory: int = 4 << 30,
+    unit: Unit = "word",
+    normaliser: Normaliser | None = None,
+    progress: Progress | None = None,
+) -> Estimate:
+    """An ARPA file from texts (see `starseq.lm.text.read_texts` and `starseq.lm.estimate.estimate`).
+
+    `vocabulary` is a file of the words to keep, separated by white space; a ``tokens.txt`` is one.
+    """
+    report = progress or (lambda done, total: None)
+    words = None if vocabulary is None else Path(vocabulary).read_text(encoding="utf-8").split()
+    if words is not None and not words:
+        raise DataError(f"{os.fspath(vocabulary)}: no words")  # type: ignore[arg-type]
+    split = tokens_of(unit)
+    sentences = read_texts(
+        texts, normaliser=normaliser, progress=lambda done, total: report(150 * done // max(1, total or 1), 1000)
+    )
+    return estimate(
+        map(split, sentences), target, order=order, prune=prune, vocabulary=words, vocabulary_size=vocabulary_size,
+        memory=memory, progress=lambda done, total: report(150 + 850 * done // (total or 1), 1000),
+    )  # fmt: skip
+
+
+def score(
+    lm: str | os.PathLike[str],
+    texts: Paths,
+    *,
+    unit: Unit = "word",
+    normaliser: Normaliser | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Perplexity:
+    """The perplexity of texts under an ARPA file or the folder of a Transformer.
+
+    Per token of the model and end of sentence; under a model of Hugging Face per token of the `unit`, since it has its own.
+    """
+    model = scorers.load(lm, unit=unit, normaliser=normaliser, device=device)
+    sentences = read_texts(texts, normaliser=normaliser, progress=progress)
+    if isinstance(model, NGram):
+        result = model.perplexity(map(tokens_of(unit), sentences))
+    else:
+        result = Perplexity(0, 0, 0, 0.0, 0.0)
+        split = tokens_of(model.unit if isinstance(model, TransformerLM) else unit)
+        own = literal(model.normaliser if isinstance(model, TransformerLM) else None)
+        pending: list[str] = []
+        for text in sentences:
+            pending.append(text)
+            if len(pending) == _TEXTS_AT_ONCE:
+                result = _add(result, model, pending, split, own)
+                pending = []
+        result = _add(result, model, pending, split, own)
+    if not result.sentences:
+        raise DataError("the text is empty: there is nothing to score")
+    return result
+
+
+def _add(
+    so_far: Perplexity,
+    model: Scorer,
+    texts: list[str],
+    split: Callable[[str], list[str]],
+    normalise: Callable[[str], str],
+) -> Perplexity:
+    tokens = [split(normalise(text)) for text in texts]
+    unknown = 0
+    if isinstance(model, TransformerLM):
+        known = {SPACE if token == " " else token for token in model.vocabulary}
+        unknown = sum(token not in known for sentence in tokens for token in sentence)
+    log_p = float(model.score(texts).double().sum()) if texts else 0.0
+    return Perplexity(
+        so_far.sentences + len(texts),
+        so_far.tokens + sum(map(len, tokens)) + len(texts),
+        so_far.unknown + unknown,
+        so_far.log_p + log_p,
+        math.nan,
+    )
+
+
+# --- the Transformer ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Neural:
+    """How a Transformer language model is built and trained."""
+
+    width: int = 512
+    heads: int = 8
+    hidden: int = 2048
+    layers: int = 6
+    dropout: float = 0.1
+    vocabulary_size: int | None = None
+    """the most frequent tokens; None: all"""
+    batch_tokens: int = 8192
+    """a batch, with its padding"""
+    lr: float = 5e-4
+    warmup_steps: int = 1000
+    max_steps: int = 50_000
+    clip: float = 1.0
+    eval_every: int = 1000
+    """steps from one evaluation and checkpoint to the next"""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_tokens", "max_steps", "eval_every", "layers", "lr", "clip"):
+            if not getattr(self, name) > 0:
+                raise DataError(f"{name} is positive; got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class NeuralResult:
+    """How training ended: the best dev perplexity (per token and end of sentence, <unk> a token like others), and when."""
+
+    folder: Path
+    steps: int
+    tokens: int
+    """of the training text"""
+    vocabulary: int
+    best_perplexity: float
+    best_step: int
+
+
+Sentences = list[NDArray[np.int32]]
+
+
+def train_neural(
+    texts: Paths,
+    folder: str | os.PathLike[str],
+    settings: Neural = Neural(),  # noqa: B008  frozen
+    *,
+    dev: Paths = (),
+    unit: Unit = "word",
+    normaliser: Normaliser | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    progress: Progress | None = None,
+    on_evaluated: Callable[[int, float], None] | None = None,
+) -> NeuralResult:
+    """Train a Transformer language model on texts into `folder`, on one device; bfloat16 on a GPU.
+
+    The folder gets ``model.safetensors`` (the best on dev), ``lm.yaml``, ``tokens.txt``, ``metrics.csv`` and ``last.ckpt``,
+    from which `resume` goes on: batches are a function of (seed, epoch), dropout of (seed, step), so that on the CPU a
+    resumed run ends with the very weights of one that was not stopped. Without `dev` texts, every 50th sentence is held out, or
+    fewer, 2,000 at most. `progress` counts steps; `on_evaluated(step, perplexity)` is called after each evaluation.
+    """
+    folder = Path(folder)
+    checkpoint = folder / "last.ckpt"
+    if checkpoint.exists() and not resume:
+        raise DataError(f"{folder}: holds a run already: --resume goes on with it, or choose another folder")
+    if resume and not checkpoint.exists():
+        raise DataError(f"{folder}: no last.ckpt to resume from")
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary, train_set, dev_set = _read(texts, dev, folder, settings, unit, normaliser)
+    torch.manual_seed(settings.seed)
+    model = TransformerLM(
+        vocabulary, unit, width=settings.width, heads=settings.heads, hidden=settings.hidden, layers=settings.layers,
+        dropout=settings.dropout, normaliser=normaliser,
+    )  # fmt: skip
+    loop = _Loop(model, train_set, settings, folder, device)
+    if resume:
+        loop.resume(load_checkpoint(checkpoint))
+    loop.run(dev_set, progress, on_evaluated)
+    tokens = sum(map(len, train_set))
+    return NeuralResult(folder, loop.step, tokens, len(vocabulary), loop.best, loop.best_step)
+
+
+def _read(
+    texts: Paths, dev: Paths, folder: Path, settings: Neural, unit: Unit, normaliser: Normaliser | None
+) -> tuple[Vocabulary, Sentences, Sentences]:
+    """The vocabulary, and the sentences to train on and to evaluate, as its indices."""
+    split = tokens_of(unit)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".text.") as scratch:
+        text = number(map(split, read_texts(texts, normaliser=normaliser)), Room(Path(scratch), 64 << 20))
+        frequencies = dict(zip(text.words, text.frequencies().tolist(), strict=True))
+        kept = {word: count for word, count in frequencies.items() if word not in SPECIALS}
+        ranked = Vocabulary.top(kept, settings.vocabulary_size).tokens[1:] if kept else ()
+        vocabulary = Vocabulary([*(" " if token == SPACE and unit == "char" else token for token in ranked), UNKNOWN])
+        sentences = _sentences(text, ranked)
+    if dev:
+        index = {token: i for i, token in enumerate(ranked, start=1)}
+        unknown = len(vocabulary) - 1
+        held_out = [
+            np.array([index.get(token, unknown) for token in split(line)], np.int32)
+            for line in read_texts(dev, normaliser=normaliser)
+        ]
+    else:
+        every = max(50, len(sentences) // 2000)
+        held_out = sentences[every - 1 :: every]
+        del sentences[every - 1 :: every]
+    if not held_out:
+        raise DataError(f"{len(sentences)} sentences are too few to hold some out: give dev texts")
+    return vocabulary, sentences, held_out
+
+
+def _sentences(text: Numbered, ranked: Sequence[str]) -> Sentences:
+    index = {token: i for i, token in enumerate(ranked, start=1)}
+    table = np.array([index.get(word, len(ranked) + 1) for word in text.words], np.int32)
+    numbers = np.fromfile(text.path, np.int32)
+    ends = np.flatnonzero(numbers == SPECIALS.index("</s>"))
+    numbers = table[numbers]
+    return [numbers[start:end] for start, end in zip([0, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True)]
+
+
+class _Loop:
+    """Training from where it stands to its end."""
+
+    def __init__(self, model: TransformerLM, sentences: Sentences, settings: Neural, folder: Path, device: str) -> None:
+        from lightning.fabric import Fabric
+
+        gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
+        self.fabric = Fabric(
+            accelerator="cuda" if gpu else "cpu", devices=1, precision="bf16-mixed" if gpu else "32-true"
+        )
+        self.network, self.sentences, self.settings, self.folder = model, sentences, settings, folder
+        optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.98), weight_decay=0.01)
+        self.model: Any
+        self.optimizer: Any
+        self.model, self.optimizer = self.fabric.setup(model, optimizer)
+        self.model.mark_forward_method("losses")
+        sizes = np.array([len(sentence) + 1 for sentence in sentences], np.float64)
+        self.sampler = BatchSampler(sizes, budget=float(settings.batch_tokens), seed=settings.seed)
+        self.step, self.epoch, self.batch = 0, 0, 0
+        self.best, self.best_step = math.inf, 0
+        self.rows: list[str] = []
+
+    def resume(self, state: dict[str, Any]) -> None:
+        if state["lm"] != self._name():
+            raise DataError(
+                f"{self.folder}: --resume needs the settings and the vocabulary of the run that it goes on with"
+            )
+        self.sampler.load_state_dict(state["sampler"])
+        self.network.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.epoch, self.batch = state["step"], state["epoch"], state["batch"]
+        self.best, self.best_step, self.rows = state["best"], state["best_step"], state["rows"]
+
+    def _name(self) -> str:
+        """What a checkpoint holds for."""
+        tokens = hashlib.blake2b(self.network.vocabulary.to_lines().encode(), digest_size=8).hexdigest()
+        return f"{self.settings!r}\n{self.network.settings()}{tokens}"
+
+    def run(self, dev: Sentences, progress: Progress | None, on_evaluated: Callable[[int, float], None] | None) -> None:
+        settings = self.settings
+        loss_sum, tokens = 0.0, 0
+        while self.step < settings.max_steps:
+            self.sampler.set_epoch(self.epoch)
+            for items in self.sampler:
+                loss, count = self._update([self.sentences[i] for i in items])
+                loss_sum, tokens = loss_sum + loss, tokens + count
+                self.step, self.batch = self.step + 1, self.batch + 1
+                if progress is not None and self.step % _STEPS_PER_PROGRESS == 0:
+                    progress(self.step, settings.max_steps)
+                if self.step % settings.eval_every == 0 or self.step == settings.max_steps:
+                    perplexity = self._evaluate(dev)
+                    self.rows.append(f"{self.step},{loss_sum / tokens:.6f},{perplexity:.4f}\n")
+                    loss_sum, tokens = 0.0, 0
+                    self._save(perplexity)
+                    if on_evaluated is not None:
+                        on_evaluated(self.step, perplexity)
+                if self.step >= settings.max_steps:
+                    return
+            self.epoch, self.batch = self.epoch + 1, 0
+
+    def _update(self, sentences: Sentences) -> tuple[float, int]:
+        """One step; the summed loss and over how many tokens."""
+        settings = self.settings
+        # Dropout as a function of the place in training: a resumed run draws what it would have drawn.
+        torch.manual_seed(generator("dropout", settings.seed, self.step).initial_seed())
+        factor = rate_factor(
+            "cosine", self.step, self.epoch, warmup_steps=settings.warmup_steps, max_steps=settings.max_steps
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.lr * factor
+        self.model.train()
+        count = sum(map(len, sentences)) + len(sentences)
+        loss = self.model.losses(sentences).sum()
+        if not math.isfinite(loss.item()):
+            raise DataError(f"step {self.step:,}: the loss is not finite; a lower lr may help")
+        self.fabric.backward(loss / count)
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), settings.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(loss.item()), count
+
+    @torch.inference_mode()
+    def _evaluate(self, dev: Sentences) -> float:
+        self.model.eval()
+        sampler = BatchSampler(
+            [len(sentence) + 1.0 for sentence in dev], budget=float(self.settings.batch_tokens), shuffle=False
+        )
+        total = sum(float(self.model.losses([dev[i] for i in items]).double().sum()) for items in sampler)
+        # An untrained model may be beyond what a float can hold.
+        return math.exp(min(700.0, total / (sum(map(len, dev)) + len(dev))))
+
+    def _save(self, perplexity: float) -> None:
+        if perplexity < self.best:
+            self.best, self.best_step = perplexity, self.step
+        with writing(self.folder, self.step):
+            if self.best_step == self.step:
+                self.network.save(self.folder)
+            write_text(self.folder / "metrics.csv", "step,train_loss,dev_perplexity\n" + "".join(self.rows))
+            self.sampler.set_epoch(self.epoch)
+            save_checkpoint(
+                self.folder / "last.ckpt",
+                {
+                    "lm": self._name(), "sampler": dict(self.sampler.state_dict(self.batch)),
+                    "model": self.network.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
+                    "epoch": self.epoch, "batch": self.batch, "best": self.best, "best_step": self.best_step, "rows": self.rows,
+                },
+            )  # fmt: skip
