@@ -1,0 +1,267 @@
+"""Completion: the best full transcript that contains a partial label.
+
+    score(y) = log P(y | x) + alpha log P_LM(y) + beta |y|,        P(y | x) = sum over the alignments of y
+
+over all y that contain the labels in order, with nothing between them where a gap is closed. No lambda: a token that is added costs
+what the model, and the language model, say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from starseq import criteria
+from starseq.arguments import check_values
+from starseq.decode import complete_numba
+from starseq.decode.align import check_finite, label_frames
+from starseq.decode.ngram_automaton import NGramAutomaton
+from starseq.emissions.tokens import NONE
+from starseq.lattice import banded_numba
+
+__all__ = ["CompletedToken", "Completion", "check_search", "complete"]
+
+
+class CompletedToken(NamedTuple):
+    """A token of a completed transcript.
+
+    start, end: its frames on the transcript's best alignment, start .. end - 1. known: it is one of the labels that were given;
+    where there is a choice, the first that leaves the others a place. confidence: of a token that was added, its share against
+    every other token, and none, in its place, by the acoustic model, all other tokens being as they are; 1 for a known one.
+    """
+
+    token: int
+    start: int
+    end: int
+    known: bool
+    confidence: float
+
+
+class Completion(NamedTuple):
+    """A full transcript, and what speaks for it: am = log P(y|x), lm = log P_LM(y) with the end of the sentence (0 without one)."""
+
+    tokens: tuple[CompletedToken, ...]
+    am: float
+    lm: float
+    score: float
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """The transcript as tokens."""
+        return tuple(token.token for token in self.tokens)
+
+
+def complete(
+    logits: Tensor,
+    labels: Sequence[int] | Tensor = (),
+    open: Sequence[bool] | Tensor | None = None,
+    *,
+    merge_repeats: bool = False,
+    beam: int = 100,
+    beam_threshold: float = 25.0,
+    tokens_per_frame: int = 50,
+    nbest: int = 1,
+    lm: NGramAutomaton | None = None,
+    alpha: float = 0.0,
+    beta: float = 0.0,
+    blank: int = 0,
+    normalized: bool = True,
+) -> list[Completion]:
+    """The `nbest` best transcripts that contain the labels, best first.
+
+    Args:
+        logits: (T, V), logits or log-probabilities.
+        labels: (U,) the known labels.
+        open: (U+1,) bool, whether tokens may be missing in gap l, after label l. None: everywhere.
+        merge_repeats: the collapse: True for CTC, False for STC and selfless CTC.
+        beam: how many prefixes are kept after each frame.
+        beam_threshold: prefixes worse than the best by more than this are dropped.
+        tokens_per_frame: the likeliest tokens of each frame extend prefixes, and always the next known label.
+        nbest: how many transcripts are returned, if there are so many.
+        lm, alpha: an n-gram model over the same tokens, and its weight.
+        beta: is added for every token.
+        blank: the token that means nothing.
+        normalized: False says that the logits are log-probabilities already: no log-softmax.
+
+    Raises ValueError, in one sentence, for arguments out of range, NaN, alpha without a model, and labels that do not fit in.
+
+        >>> probs = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.7, 0.2], [0.1, 0.1, 0.8], [0.7, 0.2, 0.1]])
+        >>> [best] = complete(probs.log(), [2])
+        >>> best.labels, [token.known for token in best.tokens], round(best.tokens[0].confidence, 2)
+        ((1, 2), [False, True], 0.67)
+        >>> [best] = complete(probs.log(), [2], [False, False])      # nothing is missing
+        >>> best.labels
+        (2,)
+    """
+    if logits.dim() != 2 or not logits.is_floating_point():
+        raise ValueError(f"logits: expected floating point (T, V), got {logits.dtype} of shape {tuple(logits.shape)}")
+    T, V = logits.shape
+    check_search(beam, beam_threshold, tokens_per_frame, nbest, lm, alpha, beta, V)
+    target = torch.as_tensor(labels, dtype=torch.int64).reshape(-1).cpu()
+    frames, U = torch.tensor([T]), len(target)
+    check_values(target[None], frames, torch.tensor([U]), None, torch.Size((1, T, V)), blank)
+    gaps = np.ones(U + 1, np.bool_) if open is None else torch.as_tensor(open, dtype=torch.bool).cpu().numpy()
+    if gaps.shape != (U + 1,):
+        raise ValueError(f"open: {U} labels have {U + 1} gaps, not {gaps.size}")
+    x = logits.detach().cpu().float()
+    check_finite(x[None], frames)
+    log_probs = (x.log_softmax(dim=1).nan_to_num(nan=-torch.inf, neginf=-torch.inf) if normalized else x).contiguous()
+
+    known = target.numpy()
+    need = _frames_needed(known, merge_repeats)
+    if need[0] > T:
+        raise ValueError(f"no completion: {U} labels need more than {T} frames")
+    falls_to = _falls_to(known, gaps)
+    ahead = np.empty((T + 1, U + 1))
+    complete_numba.future(log_probs.numpy(), blank, known, gaps, falls_to, merge_repeats, ahead)
+    word_of, lm_start, lm_end, tables = _NO_LM if lm is None else lm.tables()
+    if U and (alpha or beta):
+        # What the labels will cost when they come: else prefixes that put them off would look cheap.
+        price = np.full(U, beta)
+        if alpha:
+            price += alpha * np.array([complete_numba.lm_score(word_of[[v]], 0, tables) for v in known])
+        ahead += np.append(np.cumsum(price[::-1])[::-1], 0.0)
+    top = _likeliest(log_probs.numpy(), blank, min(tokens_per_frame, V - 1))
+    node, log_am, log_lm, length, parent, last = complete_numba.search(
+        log_probs.numpy(), blank, merge_repeats, known, gaps, falls_to, need, ahead, top, beam, float(beam_threshold),
+        float(alpha), float(beta), word_of, lm_start, lm_end, tables,
+    )  # fmt: skip
+    if not len(node):
+        raise ValueError(f"no completion: every transcript with the {U} labels in it has probability 0")
+    scores = log_am + beta * length + (alpha * log_lm if alpha else 0.0)
+    order = np.argsort(-scores, kind="stable")[:nbest]
+    found = [_prefix(node[i], parent, last) for i in order]
+    log_star, log_rest = _star(log_probs.numpy(), blank, top)
+    places = _frames(log_probs, found, blank, merge_repeats)
+    results = []
+    for transcript, frames_of, by_lm in zip(found, places, log_lm[order].tolist(), strict=True):
+        is_known = np.empty(len(transcript), np.bool_)
+        complete_numba.embed(transcript, known, gaps, is_known)
+        confidence = np.ones(len(transcript))
+        am = complete_numba.certainty(
+            log_probs.numpy(), blank, merge_repeats, log_star, top, log_rest, transcript, ~is_known, confidence
+        )
+        parts = zip(transcript.tolist(), frames_of, is_known.tolist(), confidence.tolist(), strict=True)
+        results.append(
+            Completion(
+                tuple(CompletedToken(token, *place, is_label, sure) for token, place, is_label, sure in parts),
+                am,
+                by_lm,
+                am + (alpha * by_lm if alpha else 0.0) + beta * len(transcript),
+            )
+        )
+    # The beam may have lost alignments of some; these scores have them all.
+    return sorted(results, key=lambda result: -result.score)
+
+
+_NO_LM: Any = (
+    np.empty(0, np.int64), 0, -1,
+    (np.full(1, -1, np.int64), np.zeros(1, np.int32), np.zeros(1), np.zeros(1), np.zeros(1, np.int32), 1),
+)  # fmt: skip
+
+
+def _likeliest(log_probs: Any, blank: int, k: int) -> Any:
+    """The k likeliest tokens of each frame but blank, (T, k), in falling order."""
+    if k > 256:  # sorting beats inserting
+        order = np.argsort(-log_probs, axis=1, kind="stable")
+        return order[order != blank].reshape(len(log_probs), -1)[:, :k]
+    top = np.empty((len(log_probs), k), np.int64)
+    complete_numba.largest(log_probs, blank, top)
+    return top
+
+
+def _star(log_probs: Any, blank: int, top: Any) -> tuple[Any, Any]:
+    """The log-sum over the tokens of each frame but blank, (T,), and over those of them that are not in top (T, k)."""
+    star = -np.expm1(log_probs[:, blank].astype(np.float64))
+    rest = star - np.exp(np.take_along_axis(log_probs, top, axis=1).astype(np.float64)).sum(axis=1)
+    if top.shape[1] == log_probs.shape[1] - 1:
+        rest[:] = 0.0
+    with np.errstate(divide="ignore"):
+        return np.log(star.clip(min=0.0)), np.log(rest.clip(min=0.0))
+
+
+def _prefix(node: int, parent: Any, last: Any) -> Any:
+    """The tokens that lead to a node of the trie."""
+    tokens = []
+    while node:
+        tokens.append(last[node])
+        node = parent[node]
+    return np.array(tokens[::-1], np.int64)
+
+
+def _falls_to(labels: Any, is_open: Any) -> Any:
+    """Where a position falls back to if another token comes than its next label, (U+1,); -1: nowhere, the prefix is lost.
+
+    The position of a prefix is how many labels it has matched: the most that one reading of it can have. An open position holds
+    whatever comes. A closed one is inside a block of labels that must stand together; as in Knuth, Morris and Pratt's search it
+    falls to the longest beginning of the block that is an end of what was read. A block at a closed start has one place only.
+    """
+    U = len(labels)
+    falls = np.full(U + 1, -1, np.int64)
+    start = -1  # the open position at which the block begins
+    for position in range(U + 1):
+        if is_open[position]:
+            start = position
+        elif start >= 0:
+            block = labels[start:position].tolist()
+            border = next(n for n in range(len(block) - 1, -1, -1) if block[:n] == block[len(block) - n :])
+            falls[position] = start + border
+    return falls
+
+
+def _frames_needed(labels: Any, merge: bool) -> Any:
+    """How many frames the labels after each position take at least, (U+1,)."""
+    each = np.ones(len(labels), np.int64)
+    if merge:
+        each[:-1] += labels[1:] == labels[:-1]  # a blank between equals, counted with the first
+    return np.append(np.cumsum(each[::-1])[::-1], 0)
+
+
+def _frames(log_probs: Tensor, found: Sequence[Any], blank: int, merge: bool) -> list[list[tuple[int, int]]]:
+    """The frames of every token of each transcript, (start, end), on its best alignment."""
+    targets = torch.nn.utils.rnn.pad_sequence(
+        [torch.from_numpy(x) for x in found], batch_first=True, padding_value=NONE
+    )
+    lengths = torch.tensor([len(x) for x in found])
+    graph = criteria.load("ctc" if merge else "selfless_ctc")(targets, lengths, blank=blank)
+    stays = torch.full_like(graph.tokens.enter, blank) if graph.tokens.stay is None else graph.tokens.stay
+    x = log_probs.double()
+
+    def scores(tokens: Tensor) -> Tensor:
+        return x[:, tokens.clamp(min=0)].masked_fill(tokens == NONE, -math.inf).transpose(0, 1).contiguous()
+
+    path, _ = banded_numba.viterbi(
+        scores(stays), scores(graph.tokens.enter), graph.topology, torch.full((len(found),), len(x))
+    )
+    return [label_frames(graph, b, path[b].tolist()) for b in range(len(found))]
+
+
+def check_search(
+    beam: int,
+    threshold: float,
+    tokens_per_frame: int,
+    nbest: int,
+    lm: NGramAutomaton | None,
+    alpha: float,
+    beta: float,
+    V: int,
+) -> None:
+    """Raise what `complete` raises for settings that are wrong whatever the utterance."""
+    for name, value in (("beam", beam), ("tokens_per_frame", tokens_per_frame), ("nbest", nbest)):
+        if value < 1:
+            raise ValueError(f"{name}: {value} is less than 1")
+    if nbest > beam:
+        raise ValueError(f"nbest: {nbest} transcripts do not come out of a beam of {beam}")
+    if not threshold >= 0:
+        raise ValueError(f"beam_threshold: {threshold} is not a number from 0 on")
+    if not (math.isfinite(alpha) and math.isfinite(beta) and alpha >= 0):
+        raise ValueError(f"alpha, beta: expected finite numbers, alpha from 0 on, got {alpha} and {beta}")
+    if alpha and lm is None:
+        raise ValueError(f"alpha: {alpha} is the weight of a language model, and none was given")
+    if lm is not None and len(lm.tables()[0]) != V:
+        raise ValueError(f"lm: the language model knows {len(lm.tables()[0])} tokens, the logits have {V}")

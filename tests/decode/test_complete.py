@@ -1,0 +1,343 @@
+"""Completion: with an unlimited beam it is brute force, in score, order and confidence; whatever the beam, the labels are in it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.brute_force import letters
+
+from starseq.decode.complete import Completion, complete
+from starseq.decode.ngram_automaton import NGramAutomaton
+
+UNLIMITED: dict[str, Any] = {"beam": 10**6, "beam_threshold": math.inf, "tokens_per_frame": 10**6}
+
+ARPA = r"""\data\
+ngram 1=5
+ngram 2=4
+ngram 3=2
+
+\1-grams:
+-99 <s> -0.3
+-0.6 </s>
+-0.7 a -0.2
+-0.5 b -0.4
+-1.1 <unk> 0
+
+\2-grams:
+-0.4 <s> a -0.1
+-0.2 a b -0.3
+-0.5 b a
+-0.8 b </s>
+
+\3-grams:
+-0.1 <s> a b
+-0.9 a b a
+
+\end\
+"""
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory) -> NGramAutomaton:
+    path = tmp_path_factory.mktemp("lm") / "tiny.arpa"
+    path.write_text(ARPA)
+    return NGramAutomaton(path, ["<blank>", "a", "b", "c"])
+
+
+def collapse(pi: Sequence[int], merge: bool) -> tuple[int, ...]:
+    return tuple(token for token in ([token for token, _ in itertools.groupby(pi)] if merge else pi) if token != 0)
+
+
+def contains(y: Sequence[int], labels: Sequence[int], is_open: Sequence[bool]) -> bool:
+    """Whether y matches the regular expression that has .* at the open gaps."""
+    stars = [".*" if gap else "" for gap in is_open]
+    pattern = "".join(label + star for label, star in zip(["", *letters(labels)], stars, strict=True))
+    return re.fullmatch(pattern, letters(y)) is not None
+
+
+def probabilities(log_probs: torch.Tensor, merge: bool) -> dict[tuple[int, ...], float]:
+    """P(y|x) of every y, by enumerating the alignments."""
+    terms = defaultdict(list)
+    rows = log_probs.double().tolist()
+    for pi in itertools.product(range(log_probs.shape[1]), repeat=len(rows)):
+        terms[collapse(pi, merge)].append(math.exp(math.fsum(rows[t][v] for t, v in enumerate(pi))))
+    return {y: math.fsum(weights) for y, weights in terms.items()}
+
+
+def arpa_score(y: Sequence[int]) -> float:
+    """log P of the tiny model by the definition: the longest n-gram there is, and the backoffs of longer contexts."""
+    words = ["<s>", *({1: "a", 2: "b"}.get(token, "<unk>") for token in y), "</s>"]
+    log_p, log_b = {}, {}
+    for line in ARPA.splitlines():
+        parts = line.split()
+        if re.match(r"-\d", line):
+            gram = [part for part in parts[1:] if not re.match(r"-?\d", part)]
+            log_p[tuple(gram)] = float(parts[0])
+            log_b[tuple(gram)] = float(parts[-1]) if len(parts) > len(gram) + 1 else 0.0
+    total = 0.0
+    for i in range(1, len(words)):
+        for start in range(max(0, i - 2), i + 1):
+            gram = tuple(words[start : i + 1])
+            if gram in log_p:
+                total += log_p[gram]
+                break
+            total += log_b.get(gram[:-1], 0.0)
+    return total * math.log(10)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[torch.Tensor, list[int], list[bool], bool]:
+    V = draw(st.integers(2, 4))
+    T = draw(st.integers(0, 5 if V < 4 else 4))
+    labels = draw(st.lists(st.integers(1, V - 1), max_size=4))
+    is_open = draw(st.lists(st.booleans(), min_size=len(labels) + 1, max_size=len(labels) + 1))
+    if draw(st.booleans()):
+        is_open = [True] * (len(labels) + 1)
+    random = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+    logits = draw(st.sampled_from([0.5, 2.0, 6.0])) * torch.randn(T, V, generator=random)
+    if T and draw(st.booleans()):
+        logits[draw(st.integers(0, T - 1)), draw(st.integers(0, V - 1))] = -math.inf
+    return logits.log_softmax(dim=1), labels, is_open, draw(st.booleans())
+
+
+@settings(max_examples=100)
+@given(cases())
+def test_unlimited_beam_is_brute_force(case: tuple[torch.Tensor, list[int], list[bool], bool]) -> None:
+    """Score, n-best order, and the confidence of what was added."""
+    log_probs, labels, is_open, merge = case
+    everything = probabilities(log_probs, merge)
+    truth = {y: p for y, p in everything.items() if p > 0 and contains(y, labels, is_open)}
+    beta = 0.3
+    if not truth:
+        with pytest.raises(ValueError, match="no completion"):
+            complete(log_probs, labels, is_open, merge_repeats=merge, nbest=10**6, beta=beta, **UNLIMITED)
+        return
+    found = complete(log_probs, labels, is_open, merge_repeats=merge, nbest=10**6, beta=beta, **UNLIMITED)
+    assert {one.labels for one in found} == set(truth)
+    scores = [one.score for one in found]
+    assert scores == sorted(scores, reverse=True)
+    for one in found:
+        assert one.am == pytest.approx(math.log(truth[one.labels]), abs=1e-4)
+        assert one.score == pytest.approx(one.am + beta * len(one.labels))
+        check_confidence(one, everything, log_probs.shape[1])
+        check_places(one, labels, is_open, merge)
+
+
+def check_confidence(one: Completion, everything: dict[tuple[int, ...], float], V: int) -> None:
+    """P(y) against all that has another token, or none, in the place of an added one."""
+    y = one.labels
+    for j, token in enumerate(one.tokens):
+        if token.known:
+            assert token.confidence == 1
+            continue
+        others = [(*y[:j], v, *y[j + 1 :]) for v in range(1, V)] + [(*y[:j], *y[j + 1 :])]
+        share = everything[y] / math.fsum(everything.get(other, 0.0) for other in others)
+        assert token.confidence == pytest.approx(share, abs=1e-4)
+
+
+def check_places(one: Completion, labels: list[int], is_open: list[bool], merge: bool) -> None:
+    """The known tokens are the labels in places that the gaps allow; frames follow one another."""
+    assert [token.token for token in one.tokens if token.known] == labels
+    gap, used = 0, set()
+    for token in one.tokens:
+        if token.known:
+            gap += 1
+        else:
+            used.add(gap)
+    assert all(is_open[gap] for gap in used)
+    ends = [0, *(token.end for token in one.tokens)]
+    assert all(before <= token.start < token.end for before, token in zip(ends, one.tokens, strict=False))
+    if not merge:
+        assert all(token.end == token.start + 1 for token in one.tokens)
+
+
+@settings(max_examples=60)
+@given(cases(), st.floats(0, 2), st.floats(-1, 1))
+def test_language_model_and_length(
+    lm: NGramAutomaton, case: tuple[torch.Tensor, list[int], list[bool], bool], alpha: float, beta: float
+) -> None:
+    log_probs, labels, is_open, merge = case
+    if log_probs.shape[1] != 4:
+        return
+    truth = {
+        y: math.log(p) + alpha * arpa_score(y) + beta * len(y)
+        for y, p in probabilities(log_probs, merge).items()
+        if p > 0 and contains(y, labels, is_open)
+    }
+    if not truth:
+        return
+    options = {"merge_repeats": merge, "lm": lm, "alpha": alpha, "beta": beta, **UNLIMITED}
+    found = complete(log_probs, labels, is_open, nbest=10**6, **options)
+    assert {one.labels for one in found} == set(truth)
+    for one in found:
+        assert one.lm == pytest.approx(arpa_score(one.labels), abs=1e-5)
+        assert one.score == pytest.approx(truth[one.labels], abs=1e-4)
+    assert [one.labels for one in found[:3]] == [
+        one.labels for one in sorted(found, key=lambda one: -truth[one.labels])[:3]
+    ] or found[0].score - found[min(3, len(found) - 1)].score < 1e-3
+
+
+@settings(max_examples=80)
+@given(
+    st.integers(0, 2**16), st.integers(3, 40), st.integers(0, 12), st.booleans(), st.integers(1, 8), st.integers(1, 5),
+    st.sampled_from([0.0, 2.0, 25.0]), st.floats(0.0, 1.0),
+)  # fmt: skip
+def test_labels_are_in_it_whatever_the_beam(
+    seed: int, T: int, U: int, merge: bool, beam: int, tokens: int, threshold: float, closed: float
+) -> None:
+    random = torch.Generator().manual_seed(seed)
+    V = 12
+    labels = torch.randint(1, V, (U,), generator=random).tolist()
+    is_open = (torch.rand(U + 1, generator=random) >= closed).tolist()
+    logits = 5 * torch.randn(T, V, generator=random)
+    if U + sum(a == b for a, b in itertools.pairwise(labels)) * merge > T:
+        with pytest.raises(ValueError, match=f"{U} labels need more than {T} frames"):
+            complete(logits, labels, is_open, merge_repeats=merge)
+        return
+    found = complete(
+        logits, labels, is_open, merge_repeats=merge, beam=beam, tokens_per_frame=tokens, beam_threshold=threshold,
+        nbest=beam, beta=-0.5,
+    )  # fmt: skip
+    assert found
+    for one in found:
+        assert contains(one.labels, labels, is_open)
+        check_places(one, labels, is_open, merge)
+        assert all(0 <= token.confidence <= 1 for token in one.tokens)
+    assert len({one.labels for one in found}) == len(found)
+
+
+def test_a_long_planted_text_is_found_with_a_small_beam() -> None:
+    """The look-ahead keeps prefixes that leave room for the labels, though the frames say nothing of some of them."""
+    random = torch.Generator().manual_seed(1)
+    V, T, U = 30, 300, 70
+    places = torch.randperm(T, generator=random)[:U].sort().values
+    text = torch.randint(1, V, (U,), generator=random)
+    logits = torch.randn(T, V, generator=random)
+    logits[:, 0] += 8
+    logits[places, 0] -= 6
+    logits[places, text] += 8
+    wrong = places[::7]
+    logits[wrong] = torch.randn(len(wrong), V, generator=random)
+    logits[wrong, 0] += 5  # here the frames say blank
+    known = torch.zeros(U, dtype=torch.bool)
+    known[::7] = True
+    known |= torch.rand(U, generator=random) < 0.3
+    (best,) = complete(logits, text[known], beam=10, tokens_per_frame=10)
+    (thorough,) = complete(logits, text[known], beam=500)
+    (planted,) = complete(logits, text, [False] * (U + 1))
+    assert best.score >= planted.score
+    assert best.labels == thorough.labels
+    assert contains(best.labels, text[known].tolist(), [True] * (int(known.sum()) + 1))
+
+
+def test_confidence_says_how_sure() -> None:
+    """One token is 0.7 against 0.3 of another, one is 0.6 against blank: these shares come back."""
+    frame = torch.full((5, 4), 1e-6)
+    frame[:, 0] = 1
+    frame[1] = torch.tensor([1e-6, 0.7, 0.3, 1e-6])
+    frame[3] = torch.tensor([0.4, 1e-6, 1e-6, 0.6])
+    for merge in (False, True):
+        (best,) = complete(frame.log(), merge_repeats=merge)
+        assert best.labels == (1, 3)
+        assert [token.confidence for token in best.tokens] == pytest.approx([0.7, 0.6], abs=1e-3)
+        assert [(token.start, token.end) for token in best.tokens] == [(1, 2), (3, 4)]
+
+
+def test_closed_gaps_are_honoured() -> None:
+    """`the * fox` with "a the fox fox b" in the frames: nothing before "the", nothing after the last "fox"."""
+    path = torch.tensor([3, 1, 2, 0, 2, 3])
+    logits = torch.zeros(6, 4).scatter(1, path[:, None], 6.0)
+    (open_ends,) = complete(logits, [1, 2])
+    assert open_ends.labels == (3, 1, 2, 2, 3)
+    (closed,) = complete(logits, [1, 2], [False, True, False])
+    assert closed.labels[0] == 1
+    assert closed.labels[-1] == 2
+    (complete_text,) = complete(logits, [1, 2], [False] * 3)
+    assert complete_text.labels == (1, 2)
+
+
+def test_automaton_scores_as_the_definition(lm: NGramAutomaton) -> None:
+    for n in range(5):
+        for y in itertools.product((1, 2, 3), repeat=n):
+            assert lm.score(y) == pytest.approx(arpa_score(y), abs=1e-9)
+
+
+def test_automaton_agrees_with_kenlm(tmp_path: Path) -> None:
+    kenlm = pytest.importorskip("flashlight.lib.text.decoder.kenlm")
+    from flashlight.lib.text.dictionary import Dictionary
+
+    from starseq.lm.estimate import estimate
+
+    random = np.random.default_rng(0)
+    words = ["a", "b", "c", "d", "<space>"]
+    texts = [[words[i] for i in random.integers(0, 5, random.integers(1, 12))] for _ in range(200)]
+    path = tmp_path / "letters.arpa.gz"
+    estimate(texts, path, order=4)
+    ours = NGramAutomaton(path, ["<blank>", "a", "b", "c", "d", " ", "e"])
+    dictionary = Dictionary()
+    for word in ["<blank>", *words, "e"]:
+        dictionary.add_entry(word)
+    theirs = kenlm.KenLM(str(path), dictionary)
+    for _ in range(50):
+        y = random.integers(1, 7, random.integers(0, 10)).tolist()
+        state, total = theirs.start(False), 0.0
+        for token in y:
+            state, log10_p = theirs.score(state, token)
+            total += log10_p
+        total += theirs.finish(state)[1]
+        assert ours.score(y) == pytest.approx(total * math.log(10), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"labels": [1, 2, 3, 1]}, "no completion: 4 labels need more than 3 frames"),
+        ({"labels": [1, 1], "merge_repeats": True, "logits": torch.zeros(2, 4)}, "2 labels need more than 2 frames"),
+        ({"labels": [4]}, "targets: label 4 at .* is outside 0..3"),
+        ({"labels": [0]}, "is the blank"),
+        ({"labels": [1], "open": [True]}, "open: 1 labels have 2 gaps, not 1"),
+        ({"alpha": 0.5}, "alpha: 0.5 is the weight of a language model, and none was given"),
+        ({"beta": math.nan}, "alpha, beta: expected finite numbers"),
+        ({"beam": 0}, "beam: 0 is less than 1"),
+        ({"nbest": 200}, "nbest: 200 transcripts do not come out of a beam of 100"),
+        ({"beam_threshold": -1.0}, "beam_threshold: -1.0"),
+        ({"logits": torch.zeros(3)}, r"logits: expected floating point \(T, V\)"),
+        ({"logits": torch.zeros(3, 4).index_fill(0, torch.tensor([2]), math.nan)}, "logits: NaN in frame 2"),
+        ({"logits": torch.full((2, 3), -math.inf)}, "no completion: every transcript with the 0 labels in it has prob"),
+    ],
+)
+def test_bad_input(arguments: dict[str, Any], sentence: str) -> None:
+    logits, labels = arguments.pop("logits", torch.zeros(3, 4)), arguments.pop("labels", [])
+    with pytest.raises(ValueError, match=sentence):
+        complete(logits, labels, arguments.pop("open", None), **arguments)
+
+
+def test_bad_language_models(tmp_path: Path, lm: NGramAutomaton) -> None:
+    path = tmp_path / "lm.arpa"
+    path.write_text(ARPA)
+    with pytest.raises(ValueError, match="of another vocabulary: it knows none of the 2 tokens"):
+        NGramAutomaton(path, ["<blank>", "x", "y"])
+    with pytest.raises(ValueError, match="the language model knows 4 tokens, the logits have 3"):
+        complete(torch.zeros(3, 3), lm=lm, alpha=1.0)
+    path.write_text(ARPA[:200])
+    with pytest.raises(ValueError, match="cut"):
+        NGramAutomaton(path, ["<blank>", "a"])
+    path.write_text(ARPA.replace("-0.5 b a", "-0.5 a b"))
+    with pytest.raises(ValueError, match="'a b' comes twice"):
+        NGramAutomaton(path, ["<blank>", "a"])
+
+
+def test_no_frames() -> None:
+    (nothing,) = complete(torch.zeros(0, 4))
+    assert nothing == Completion((), 0.0, 0.0, 0.0)
