@@ -13,7 +13,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -182,6 +182,15 @@ class Batch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         return self._map(lambda t: t.to(device, non_blocking=non_blocking))
+
+    def rounded(self, multiple: int) -> Batch:
+        """With frames padded to a multiple of so many: a GPU then meets few shapes, and plans its convolutions once for each.
+
+        >>> item = Item("a", torch.ones(3, 2), torch.tensor([1]), torch.tensor([True, True]), "x")
+        >>> collate([item]).rounded(64).x.shape
+        torch.Size([1, 64, 2])
+        """
+        return replace(self, x=torch.nn.functional.pad(self.x, (0, 0, 0, -self.x.shape[1] % multiple)))
 
     def pin_memory(self) -> Batch:
         """`DataLoader(pin_memory=True)` calls this."""

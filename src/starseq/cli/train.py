@@ -1,0 +1,122 @@
+"""`starseq train`: a recipe to a run folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from starseq.cli._app import app
+
+if TYPE_CHECKING:
+    from starseq.jobs.train import Metrics
+
+SECONDS_PER_LINE = 20
+"""between two lines where there is no terminal to draw on"""
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(metavar="[RECIPE]", help="A recipe of the package, such as digits@0.5, or a YAML file."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as optim.lr=0.01 data.root=corpus."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder.", show_default="runs/RECIPE", metavar="FOLDER")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the folder, from its last checkpoint.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="One synthetic batch, no data, nothing is written.")
+    ] = False,
+    recipes: Annotated[bool, typer.Option("--list", help="List the recipes of the package and exit.")] = False,
+) -> None:
+    """Train a model as a recipe says.
+
+    The run folder holds the model, its recipe and tokens, the metrics and the curves: `starseq evaluate` and `transcribe`
+    need nothing else. The same command runs under torchrun and SLURM.
+    """
+    from starseq.config import load_recipe, recipe_names
+
+    if recipes:
+        typer.echo("\n".join(recipe_names()))
+        return
+    if recipe is None and not (resume and out is not None):
+        raise ValueError("which recipe? `starseq train --list` names them; only --resume with --out needs none")
+    loaded = None if recipe is None else load_recipe(recipe, overrides or ())
+    from starseq.jobs import train as job
+
+    if dry_run:
+        if loaded is None:
+            raise ValueError("--dry-run needs a recipe")
+        typer.echo(str(job.dry_run(loaded)))
+        return
+    folder = out or Path("runs") / Path(str(recipe)).stem
+    with _Display() as display:
+        result = job.train(
+            loaded, folder, resume=resume, progress=display.progress, on_metrics=display.metrics, on_message=display.say
+        )
+    if display.used:
+        typer.echo(str(result))
+
+
+class _Display:
+    """Progress on stderr: a bar with the last metrics on a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        console = Console(stderr=True)
+        self._bars = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
+            console=console, transient=True, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bars.add_task("training", total=None)
+        self._terminal, self._printed = console.is_terminal, 0.0
+        self.used = False
+        """whether this process is the first, the only one that is told anything"""
+
+    def __enter__(self) -> _Display:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bars.stop()
+
+    def progress(self, done: int, total: int | None) -> None:
+        self._bars.update(self._task, completed=done, total=total)
+
+    def say(self, sentence: str) -> None:
+        self.used = True
+        if self._terminal:
+            self._bars.console.print(sentence, highlight=False, markup=False)
+        else:
+            typer.echo(sentence, err=True)
+
+    def metrics(self, metrics: Metrics) -> None:
+        line = _line(metrics)
+        self._bars.update(self._task, description=line)
+        due = time.monotonic() - self._printed > SECONDS_PER_LINE
+        if metrics.dev_error is not None or (due and not self._terminal):
+            self._printed = time.monotonic()
+            self.say(line)
+
+
+def _line(metrics: Metrics) -> str:
+    parts = [f"step {metrics.step:,}", f"loss {metrics.loss:.3g}"]
+    if metrics.inserted_per_label is not None and metrics.p is not None:
+        parts.append(f"inserted/label {metrics.inserted_per_label:.2f} at p {metrics.p:.2f}")
+    parts += [f"blank {100 * metrics.blank_share:.0f} %", f"{metrics.frames_per_second:,.0f} frames/s"]
+    left = int(metrics.seconds_left)
+    parts.append(f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left")
+    if metrics.dev_error is not None:
+        parts.append(f"dev error {metrics.dev_error:.2f} %")
+    return ", ".join(parts)

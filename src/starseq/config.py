@@ -1,0 +1,619 @@
+"""Typed recipes: YAML and `key=value` overrides to frozen dataclasses, every key and type checked; and the parts that
+they name, built.
+
+A section with a `name` is a component: the name is that of a module (a model, a criterion, a penalty, a reader, ...), the
+other keys are its keyword arguments, checked against its signature. What is built gets plain values: no class below this
+file knows what a recipe is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from torch import Tensor, nn
+
+from starseq import corpora, criteria, penalty
+from starseq.data.augment import RandomProjective, SpecAugment
+from starseq.data.dataset import AudioReader, FeatureReader, LineReader, Reader
+from starseq.data.drop import Dropper, FixedDrop, SampleSplit, Strategy, TypeSplit
+from starseq.data.errors import DataError
+from starseq.data.features import LogMel
+from starseq.text.normalise import Normaliser
+from starseq.text.tokeniser import Tokeniser
+from starseq.text.vocabulary import Vocabulary
+
+__all__ = [
+    "Component", "Data", "Drop", "Optim", "Recipe", "Schedule", "Splits", "Text", "Trainer", "load_recipe", "recipe_names",
+]  # fmt: skip
+
+T = TypeVar("T")
+
+
+# --- what a recipe holds ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Component:
+    """A module by its name, and its keyword arguments."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """every one that there is, once a recipe is loaded"""
+
+
+FREE = "free"
+"""Marks a key that a resumed run may change: it moves no weight of the steps that are done."""
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Which rows, by their field `split`, are for what. Several splits together are one."""
+
+    train: tuple[str, ...] = ("train",)
+    dev: tuple[str, ...] = ("dev",)
+    test: tuple[str, ...] = ("test",)
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Labels of the training split that are dropped on the fly, as `starseq drop` would (see `starseq.data.drop`)."""
+
+    p: tuple[float, ...]
+    """one probability, or one for each part"""
+    by: Literal["label", "sample", "type"] = "label"
+    """parts of the samples, or of the types of labels, have a p each"""
+    unit: Literal["word", "char"] | None = None
+    """what is dropped; None: what `text.unit` says"""
+    seed: int = 0
+    mark: bool = False
+    """leave a star where labels were: the other gaps are closed"""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where the data is, how it is read and put into batches."""
+
+    reader: Annotated[Component, "reader"]
+    root: Annotated[str | None, FREE] = None
+    """the corpus's folder, under which all its files lie"""
+    manifest: str = "manifest.jsonl"
+    """relative to `root`"""
+    corpus: Annotated[Component | None, "corpus"] = None
+    """built-in data: where no `root` is given, it is made in the run folder"""
+    splits: Splits = field(default_factory=Splits)
+    drop: Drop | None = None
+    augment: Annotated[Component | None, "augment"] = None
+    budget: float | None = None
+    """of a batch, padding included: seconds of audio, columns of an image"""
+    max_items: int | None = None
+    buckets: int = 30
+    workers: Annotated[int, FREE] = 0
+    cache: Annotated[bool, FREE] = False
+    """keep decoded items in memory"""
+
+
+@dataclass(frozen=True)
+class Text:
+    """What a label is, and which labels there are."""
+
+    unit: Literal["word", "char"]
+    normaliser: Normaliser = field(default_factory=Normaliser)
+    vocabulary: str | None = None
+    """a tokens.txt; None: the labels of the training split"""
+    size: int | None = None
+    """how many of them, the most frequent; None: all"""
+    max_letters: int | None = None
+    """a longer word is no label"""
+    unknown: Literal["raise", "drop", "letters"] = "raise"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the learning rate falls after the warm-up. Each name uses the keys beside it."""
+
+    name: Literal["constant", "halve", "exponential", "plateau", "cosine"] = "constant"
+    first: int = 400
+    """halve: at this epoch ..."""
+    every: int = 200
+    """... and whenever so many more are done"""
+    gamma: float = 1.0
+    """exponential: factor of each step"""
+    factor: float = 0.5
+    """plateau: factor whenever dev error has not fallen ..."""
+    patience: int = 3
+    """... for so many evaluations"""
+    final: float = 0.0
+    """cosine: share of the learning rate that is left at the end"""
+
+
+@dataclass(frozen=True)
+class Optim:
+    """The optimiser, its learning rate, and what makes up one step."""
+
+    name: Literal["adagrad", "adam", "adamw", "sgd"]
+    lr: float
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    """of sgd"""
+    betas: tuple[float, ...] = (0.9, 0.999)
+    """of adam and adamw"""
+    warmup_steps: int = 0
+    schedule: Schedule = field(default_factory=Schedule)
+    clip: float | None = None
+    """largest norm of the gradient"""
+    batches_per_step: int = 1
+    """over all processes: each accumulates its share of them"""
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """How long, on what, and how often something is written. All intervals are in optimiser steps."""
+
+    max_steps: Annotated[int | None, FREE] = None
+    max_epochs: Annotated[int | None, FREE] = None
+    precision: Literal["32", "bf16", "fp16"] = "32"
+    accelerator: Annotated[Literal["auto", "cpu", "cuda"], FREE] = "auto"
+    devices: int = 1
+    """processes on each machine; torchrun and SLURM say it themselves"""
+    nodes: int = 1
+    strategy: Annotated[Literal["auto", "ddp"], FREE] = "auto"
+    threads: Annotated[int | None, FREE] = None
+    """of each process, on the CPU"""
+    eval_every: int = 1000
+    checkpoint_every: Annotated[int, FREE] = 1000
+    log_every: Annotated[int, FREE] = 50
+    on_nonfinite: Annotated[Literal["skip", "stop"], FREE] = "stop"
+    tensorboard: Annotated[bool, FREE] = True
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what a training run does.
+
+    >>> recipe = load_recipe("digits", ["optim.lr=0.01", "criterion.name=ctc"])
+    >>> recipe.optim.lr, recipe.criterion.name, recipe.text.unit
+    (0.01, 'ctc', 'char')
+    """
+
+    data: Data
+    text: Text
+    model: Annotated[Component, "model"]
+    criterion: Annotated[Component, "criterion"]
+    optim: Optim
+    trainer: Trainer
+    penalty: Annotated[Component, "penalty"] = Component("schedule", {"p0": 0.5, "p_max": 0.9, "half_life": 10_000.0})
+    seed: int = 0
+
+    def to_yaml(self) -> str:
+        """The recipe as YAML that `load_recipe` reads back, with every default written out."""
+        from omegaconf import OmegaConf
+
+        text: str = OmegaConf.to_yaml(OmegaConf.create(_tree(self)))
+        return text
+
+    def differences(self, other: Recipe) -> list[str]:
+        """The keys in which another recipe differs and that a resumed run must not change, as `key: this -> that`.
+
+        >>> one = load_recipe("digits")
+        >>> one.differences(load_recipe("digits", ["optim.lr=1", "data.workers=4"]))[0].startswith("optim.lr: ")
+        True
+        """
+        ours, theirs = dict(_leaves(_tree(self))), dict(_leaves(_tree(other)))
+        keys = [key for key in dict.fromkeys((*ours, *theirs)) if ours.get(key) != theirs.get(key)]
+        free = _free_keys()
+        if self.optim.schedule.name == "cosine":  # its whole course depends on where it ends
+            free.remove("trainer.max_steps")
+        return [f"{key}: {ours.get(key)!r} -> {theirs.get(key)!r}" for key in keys if key not in free]
+
+    # What the recipe names, built.
+
+    def reader(self) -> Reader:
+        reader: Reader = _build("data.reader", "reader", self.data.reader)
+        return reader
+
+    def inputs(self) -> int:
+        """F, the features of a frame: bands of audio, or pixels of a column."""
+        reader = self.reader()
+        source = reader.source if isinstance(reader, FeatureReader) else reader
+        if isinstance(source, AudioReader):
+            return source.log_mel.bands
+        return source.height if isinstance(source, LineReader) else 0
+
+    def tokeniser(self, vocabulary: Vocabulary) -> Tokeniser:
+        return Tokeniser(vocabulary, self.text.unit, self.text.unknown, self.text.normaliser)
+
+    def network(self, vocabulary: Vocabulary) -> nn.Module:
+        """The model, with weights as its module initialises them."""
+        build = _kind("model").load(self.model.name)
+        try:
+            model: nn.Module = build(self.inputs(), vocabulary.tokens, **self.model.settings)
+        except ValueError as error:
+            raise DataError(f"model {self.model.name}: {error}") from None
+        return model
+
+    def insertion_penalty(self) -> nn.Module:
+        rule: nn.Module = _build("penalty", "penalty", self.penalty)
+        return rule
+
+    def augmentation(self) -> Callable[..., Tensor] | None:
+        """(x, lengths, ids, *, seed, epoch, step) -> x, or None."""
+        if self.data.augment is None:
+            return None
+        augment: Callable[..., Tensor] = _build("data.augment", "augment", self.data.augment)
+        return augment
+
+    def dropper(self) -> Dropper | None:
+        drop = self.data.drop
+        if drop is None:
+            return None
+        if drop.by == "label" and len(drop.p) != 1:
+            raise DataError(f"data.drop.p: {list(drop.p)} has parts, so data.drop.by is 'sample' or 'type'")
+        try:
+            parts: dict[str, Callable[[tuple[float, ...]], Strategy]] = {"sample": SampleSplit, "type": TypeSplit}
+            strategy = FixedDrop(drop.p[0]) if drop.by == "label" else parts[drop.by](drop.p)
+        except ValueError as error:
+            raise DataError(f"data.drop.p: {error}") from None
+        return Dropper(strategy, unit=drop.unit or self.text.unit, seed=drop.seed, mark=drop.mark, keep_text=True)
+
+
+# --- components: by kind and name -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Kind:
+    names: Callable[[], list[str]]
+    load: Callable[[str], Callable[..., Any]]
+    """the function whose keyword arguments are the component's settings"""
+    given: tuple[str, ...] = ()
+    """arguments that are not settings"""
+
+
+def _audio(rate: int = 16_000, bands: int = 80) -> AudioReader:
+    return AudioReader(LogMel(rate, bands))
+
+
+def _features(rate: int = 16_000, bands: int = 80) -> FeatureReader:
+    return FeatureReader(_audio(rate, bands))
+
+
+def _random_projective(max_shift: float = 16.0, start_step: int = 0) -> Callable[..., Tensor]:
+    moved = RandomProjective(max_shift)
+    return lambda x, *args, step, **key: moved(x, *args, step=step, **key) if step >= start_step else x
+
+
+def _loss_settings(
+    matching: Literal["leftmost", "all"] = "leftmost",
+    backend: Literal["auto", "torch", "numba", "triton", "wfst"] = "auto",
+) -> None:
+    """Only a signature."""
+
+
+def _loss_settings_without_star(backend: Literal["auto", "torch", "numba", "triton", "wfst"] = "auto") -> None:
+    """Only a signature."""
+
+
+def _penalties() -> dict[str, Callable[..., Any]]:
+    """The published schedule, and every other class `SomethingPenalty` of the module as `something`."""
+    rules: dict[str, Callable[..., Any]] = {"schedule": penalty.InsertionPenalty}
+    for name, rule in vars(penalty).items():
+        if inspect.isclass(rule) and rule is not penalty.InsertionPenalty and name.endswith("Penalty"):
+            short = "".join("_" + c.lower() if c.isupper() else c for c in name.removesuffix("Penalty")).strip("_")
+            rules[short] = rule
+    return rules
+
+
+def _kind(kind: str) -> _Kind:
+    if kind == "model":
+        from starseq import models
+
+        return _Kind(models.names, models.load, ("inputs", "tokens"))
+    if kind == "criterion":
+        settings = (_loss_settings_without_star, _loss_settings)
+        return _Kind(criteria.names, lambda name: settings[criteria.has_star(name)])
+    if kind == "corpus":
+        built_in = {name: corpora.load(name) for name in ("digits",)}
+        return _Kind(lambda: sorted(built_in), built_in.__getitem__, ("out", "progress"))
+    tables: dict[str, dict[str, Callable[..., Any]]] = {
+        "reader": {"audio": _audio, "features": _features, "line": LineReader},
+        "augment": {"spec_augment": SpecAugment, "random_projective": _random_projective},
+        "penalty": _penalties(),
+    }
+    return _Kind(lambda: sorted(tables[kind]), tables[kind].__getitem__)
+
+
+def _build(path: str, kind: str, component: Component) -> Any:
+    try:
+        return _kind(kind).load(component.name)(**component.settings)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def recipe_names() -> list[str]:
+    """The recipes of the package; those with variants also as `name@variant`.
+
+    >>> "digits" in recipe_names()
+    True
+    """
+    names = []
+    for stem in _shipped():
+        names.append(stem)
+        names.extend(f"{stem}@{variant}" for variant in _read(stem).get("variants", {}))
+    return names
+
+
+def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe of the package by its name, or a YAML file by its path, with `key=value` overrides.
+
+    `name@variant` chooses one of the recipe's `variants`; a recipe may begin with the keys of another, its `base`. Where a
+    component gets another name, the settings of the old one go. An unknown key, a wrong type or a value out of range is a
+    `DataError` that names the key's full path, and for a key or name the nearest one that there is.
+
+    >>> load_recipe("digits", ["optim.learning_rate=0.1"])
+    Traceback (most recent call last):
+    ...
+    starseq.data.errors.DataError: optim.learning_rate is not a key of a recipe; the nearest is optim.lr
+    """
+    tree = _merged(_read(str(name)), _overrides(overrides))
+    tree.pop("variants", None)
+    recipe: Recipe = _typed(tree, Recipe, "")
+    _check(recipe)
+    return recipe
+
+
+def _shipped() -> list[str]:
+    folder = resources.files("starseq") / "recipes"
+    return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+
+
+def _read(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The tree of a recipe: its base, its own keys, its variant, in this order."""
+    file, _, variant = name.partition("@") if not Path(name).exists() else (name, "", "")
+    if file in _shipped():
+        text = (resources.files("starseq") / "recipes" / f"{file}.yaml").read_text()
+    elif file.endswith((".yaml", ".yml")) or "/" in file:
+        text = Path(file).read_text()
+    else:
+        raise DataError(
+            f"recipe {file!r} is none of {', '.join(_shipped())}, and not a .yaml file{_near(file, _shipped())}"
+        )
+    tree = _parsed(text, file)
+    base = tree.pop("base", None)
+    if base is not None:
+        if base in above:
+            raise DataError(f"recipe {file}: its base {base!r} leads back to it")
+        tree = _merged(_read(str(base), (*above, str(base))), tree)
+    if variant:
+        variants = tree.get("variants") or {}
+        if variant not in variants:
+            raise DataError(f"recipe {file}: variant {variant!r} is none of {', '.join(variants) or '(it has none)'}")
+        tree = _merged(tree, variants[variant])
+    return tree
+
+
+def _parsed(text: str, name: str) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError  # type: ignore[import-untyped]
+
+    try:
+        # Values only: what looks like an interpolation stays the text that it is.
+        tree = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise DataError(f"recipe {name}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+        raise DataError(f"recipe {name}: not a mapping of keys to values")
+    return {str(key): value for key, value in tree.items()}
+
+
+def _overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key.strip():
+            raise DataError(f"override {override!r} is not of the form key=value")
+        # A lone value is YAML too; a comma or colon in it must not make it something else.
+        plain = _parsed(f"value: {value}" if value else "value: ''", override)
+        _put(tree, key.strip().split("."), plain["value"])
+    return tree
+
+
+def _put(tree: dict[str, Any], keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        if not isinstance(tree.get(key), dict):
+            tree[key] = {}
+        tree = tree[key]
+    tree[keys[-1]] = value
+
+
+def _merged(base: Any, update: Any, path: str = "") -> Any:
+    if not (isinstance(base, dict) and isinstance(update, dict)):
+        return update
+    if path in _COMPONENTS and update.get("name", base.get("name")) != base.get("name"):
+        return update  # the settings of another module mean nothing to this one
+    below = {key: _merged(base.get(key), value, f"{path}.{key}".lstrip(".")) for key, value in update.items()}
+    return {**base, **below}
+
+
+# --- checking ---------------------------------------------------------------------------------------------------------
+
+
+def _typed(value: Any, kind: Any, path: str) -> Any:
+    """`value` as an instance of the annotation `kind`, or a `DataError` that names `path`."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        inner, note = get_args(kind)
+        if Component not in (inner, *get_args(inner)):
+            return _typed(value, inner, path)
+        return None if value is None and inner is not Component else _typed_component(value, note, path)
+    if origin in (Union, types.UnionType):
+        options = get_args(kind)
+        if value is None and type(None) in options:
+            return None
+        return _typed(value, next(option for option in options if option is not type(None)), path)
+    if is_dataclass(kind) and isinstance(kind, type):
+        return _typed_section(value, kind, path)
+    if origin is Literal:
+        options = get_args(kind)
+        matched = next((o for o in options if o == value or (isinstance(o, str) and o == str(value))), None)
+        if matched is None:
+            raise DataError(f"{path}: {value!r} is none of {', '.join(map(str, options))}{_near(str(value), options)}")
+        return matched
+    if origin is tuple or kind is tuple:
+        values = value if isinstance(value, (list, tuple)) else [value]
+        return tuple(_typed(v, get_args(kind)[0], f"{path}[{i}]") for i, v in enumerate(values))
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, dict):
+            raise DataError(f"{path}: {value!r} is not a mapping of keys to values")
+        return {str(key): _typed(v, get_args(kind)[1], f"{path}.{key}") for key, v in value.items()}
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if kind is int and isinstance(value, float) and value.is_integer():  # 1e5
+        return int(value)
+    what = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    if kind in what and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+        raise DataError(f"{path}: {value!r} is not {what[kind]}")
+    return value
+
+
+def _typed_section(value: Any, kind: type[T], path: str) -> T:
+    if not isinstance(value, dict):
+        raise DataError(f"{path or 'recipe'}: {value!r} is not a section with keys")
+    hints, known = get_type_hints(kind, include_extras=True), {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    for key in value:
+        if key not in known:
+            raise _unknown_key(f"{path}.{key}".lstrip("."), [f"{path}.{name}".lstrip(".") for name in known])
+    made = {}
+    for name, f in known.items():
+        inner = f"{path}.{name}".lstrip(".")
+        if name not in value:
+            if f.default is MISSING and f.default_factory is MISSING:
+                raise DataError(f"{inner} is missing: the recipe must give it")
+        else:
+            made[name] = _typed(value[name], hints[name], inner)
+    return kind(**made)
+
+
+def _typed_component(value: Any, kind: str, path: str) -> Component:
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise DataError(f"{path}.name is missing: it is one of {', '.join(_kind(kind).names())}")
+    entry, name = _kind(kind), value["name"]
+    if name not in entry.names():
+        raise DataError(f"{path}.name: {name!r} is none of {', '.join(entry.names())}{_near(name, entry.names())}")
+    parameters = inspect.signature(entry.load(name), eval_str=True).parameters
+    known = {key: parameter for key, parameter in parameters.items() if key not in entry.given}
+    made = {}
+    for key, setting in value.items():
+        if key == "name":
+            continue
+        if key not in known:
+            raise _unknown_key(f"{path}.{key}", [f"{path}.{setting}" for setting in ("name", *known)])
+        made[key] = _typed(setting, known[key].annotation, f"{path}.{key}")
+    for key, parameter in known.items():
+        if key in made:
+            continue
+        if parameter.default is inspect.Parameter.empty:
+            raise DataError(f"{path}.{key} is missing: {name} must be given it")
+        # Written out, so that a run stays what it was when a default changes.
+        made[key] = _typed(parameter.default, parameter.annotation, f"{path}.{key}")
+    return Component(name, {key: made[key] for key in known})
+
+
+def _unknown_key(path: str, known: Sequence[str]) -> DataError:
+    """Says which key is nearest: one beside it, or one of the same name elsewhere."""
+    last = path.rpartition(".")[2]
+    initials = "".join(word[:1] for word in last.split("_"))  # learning_rate: lr
+
+    def likeness(key: str) -> float:
+        name = key.rpartition(".")[2]
+        return 1.0 if name == initials else difflib.SequenceMatcher(None, last, name).ratio()
+
+    elsewhere = [key for key in _all_keys() if key.rpartition(".")[2] == last]
+    nearest = elsewhere[0] if elsewhere else max(known, key=likeness)
+    return DataError(f"{path} is not a key of a recipe; the nearest is {nearest}")
+
+
+def _near(value: str, options: Sequence[object]) -> str:
+    close = difflib.get_close_matches(value, [str(option) for option in options], n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _all_keys(kind: type[Any] = Recipe, path: str = "", *, free: bool = False) -> list[str]:
+    """The dotted keys that the dataclasses have; with `free`, those that a resumed run may change."""
+    keys, hints = [], get_type_hints(kind, include_extras=True)
+    for f in fields(kind):
+        inner, hint = f"{path}.{f.name}".lstrip("."), hints[f.name]
+        below = [section for section in (hint, *get_args(hint)) if is_dataclass(section) and section is not Component]
+        if below and isinstance(below[0], type):
+            keys += _all_keys(below[0], inner, free=free)
+        elif not free or FREE in get_args(hint):
+            keys.append(inner)
+    return keys
+
+
+def _free_keys() -> set[str]:
+    return set(_all_keys(free=True))
+
+
+_COMPONENTS = {"model", "criterion", "penalty", "data.reader", "data.corpus", "data.augment"}
+
+
+def _check(recipe: Recipe) -> None:
+    """What types do not say. Building the small parts checks the ranges of their settings."""
+    data, trainer, optim = recipe.data, recipe.trainer, recipe.optim
+    recipe.reader(), recipe.augmentation(), recipe.insertion_penalty(), recipe.dropper()
+    if trainer.max_steps is None and trainer.max_epochs is None:
+        raise DataError("trainer.max_steps or trainer.max_epochs must be given: when is the run done?")
+    if data.budget is None and data.max_items is None:
+        raise DataError("data.budget or data.max_items must be given: how large is a batch?")
+    if recipe.text.unknown == "letters" and recipe.text.unit == "char":
+        raise DataError("text.unknown: 'letters' spells words, and text.unit is 'char'")
+    positive = {
+        "data.budget": data.budget, "data.max_items": data.max_items, "data.buckets": data.buckets,
+        "text.size": recipe.text.size, "optim.lr": optim.lr, "optim.clip": optim.clip,
+        "optim.batches_per_step": optim.batches_per_step, "optim.schedule.every": optim.schedule.every,
+        "optim.schedule.gamma": optim.schedule.gamma, "optim.schedule.patience": optim.schedule.patience,
+        "trainer.max_steps": trainer.max_steps, "trainer.max_epochs": trainer.max_epochs, "trainer.devices": trainer.devices,
+        "trainer.nodes": trainer.nodes, "trainer.threads": trainer.threads, "trainer.eval_every": trainer.eval_every,
+        "trainer.checkpoint_every": trainer.checkpoint_every, "trainer.log_every": trainer.log_every,
+    }  # fmt: skip
+    for key, value in positive.items():
+        if value is not None and not value > 0:
+            raise DataError(f"{key}: {value} is not above 0")
+    if optim.schedule.name == "cosine" and trainer.max_steps is None:
+        raise DataError("trainer.max_steps must be given: the cosine schedule ends there")
+    if len(optim.betas) != 2:
+        raise DataError(f"optim.betas: {list(optim.betas)} are not two numbers")
+
+
+# --- trees ------------------------------------------------------------------------------------------------------------
+
+
+def _tree(value: Any) -> Any:
+    """Plain dicts, lists and values, as YAML holds them."""
+    if isinstance(value, Component):
+        return {"name": value.name, **_tree(dict(value.settings))}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _tree(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _tree(v) for key, v in value.items()}
+    return [_tree(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{path}.{key}".lstrip("."))
+    else:
+        yield path, tree

@@ -1,0 +1,213 @@
+"""`starseq train`: a recipe to a run folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from starseq import corpora, criteria
+from starseq.config import Recipe, load_recipe
+from starseq.data.dataset import Batch
+from starseq.data.errors import DataError
+from starseq.data.files import write_text
+from starseq.data.manifest import Progress
+from starseq.data.seeds import generator
+from starseq.runs import folder as layout
+from starseq.runs import update_results
+from starseq.text.vocabulary import Vocabulary
+from starseq.train.checkpoint import writing
+from starseq.train.data import manifest_in, synthetic_vocabulary, training_data, vocabulary_of
+from starseq.train.loop import Hooks, Loop, TrainResult, optimizer_for
+from starseq.train.metrics import Metrics
+from starseq.train.objective import Objective
+from starseq.train.processes import start
+
+__all__ = ["DryRun", "Metrics", "TrainResult", "build_loop", "dry_run", "train"]
+
+
+def train(
+    recipe: Recipe | None,
+    folder: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    on_metrics: Callable[[Metrics], None] | None = None,
+    on_message: Callable[[str], None] | None = None,
+) -> TrainResult:
+    """Trains what the recipe says and leaves a run folder (see `starseq.runs`), from which `starseq.runs.load` reads.
+
+    With `resume`, a run that was stopped at any moment goes on from its last checkpoint, and ends with the weights of one
+    that was not stopped; the recipe, if it is given again, must be the same (None: that of the folder). A folder that holds
+    a run already is not touched without it. `progress` counts optimiser steps, `on_metrics` gets every logged step,
+    `on_message` sentences; all of them only in the first process.
+
+    Raises `DataError` with one sentence for whatever the user can mend.
+    """
+    folder = Path(folder)
+    recipe = _checked_recipe(recipe, folder, resume)
+    trainer = recipe.trainer
+    layout.data_root(recipe, folder)  # says what is missing, before anything starts
+    if trainer.threads is not None:
+        torch.set_num_threads(trainer.threads)
+    fabric = start(
+        accelerator=trainer.accelerator, devices=trainer.devices, nodes=trainer.nodes, strategy=trainer.strategy
+    )
+    hooks = Hooks(progress, on_metrics, on_message, _draw_curves) if fabric.global_rank == 0 else Hooks()
+    loop = build_loop(recipe, folder, fabric, hooks, resume=resume)
+    report = loop.data.report
+    fabric.barrier()
+    if fabric.global_rank == 0:
+        with writing(folder, loop.saved_step):
+            write_text(folder / layout.TOKENS, loop.tokeniser.vocabulary.to_lines())
+            write_text(folder / layout.RECIPE, recipe.to_yaml())
+    result = loop.run()
+    if fabric.global_rank == 0:
+        found = {"metric": result.metric, "error": result.best_error, "step": result.best_step}
+        update_results(
+            folder,
+            train={
+                "steps": result.steps, "epochs": result.epochs, "seconds": round(result.seconds, 1),
+                "skipped": result.skipped, "best_dev": found, "rows": report.rows, "pruned": report.pruned,
+                "too_long": list(report.too_long), "labels": report.labels, "labels_kept": report.kept,
+            },
+        )  # fmt: skip
+    fabric.barrier()
+    return result
+
+
+def build_loop(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resume: bool = False) -> Loop:
+    """The loop of a run, ready to go: data read and checked, model built, and, with `resume`, the checkpoint loaded."""
+    say = hooks.message or (lambda sentence: None)
+    data, root = recipe.data, layout.data_root(recipe, folder)
+    if fabric.global_rank == 0 and data.corpus is not None and not (root / data.manifest).exists():
+        with writing(folder, None):
+            corpora.load(data.corpus.name)(root, **data.corpus.settings)
+    fabric.barrier()
+    manifest = manifest_in(root, data.manifest)
+    vocabulary = _vocabulary(recipe, manifest, folder if resume else None)
+    tokeniser = recipe.tokeniser(vocabulary)
+    torch.manual_seed(generator("model", recipe.seed).initial_seed())
+    model = recipe.network(vocabulary)
+    sets = training_data(
+        manifest, recipe.reader(), tokeniser, train=data.splits.train, dev=data.splits.dev, root=root,
+        stride=int(cast(Any, model).stride), repeats=criteria.merges_repeats(recipe.criterion.name),
+        dropper=recipe.dropper(), cache=data.cache,
+    )  # fmt: skip
+    say(str(sets.report))
+    say(f"{_parameters(model):,} parameters, {fabric.world_size} process(es) on {fabric.device.type}")
+    loop = Loop(recipe, folder, sets, tokeniser, model, fabric, hooks)
+    if resume and loop.resume():
+        say(f"goes on after step {loop.at.step:,}")
+    return loop
+
+
+def _draw_curves(folder: Path) -> None:
+    from starseq.report.plots import training_curves
+
+    training_curves(folder / layout.METRICS, folder / layout.PLOTS)
+
+
+def _checked_recipe(recipe: Recipe | None, folder: Path, resume: bool) -> Recipe:
+    """The recipe to run, its root made absolute; sentences for a folder in use and for a recipe that changed."""
+    saved = folder / layout.RECIPE
+    if not resume:
+        taken = [name for name in (layout.RECIPE, layout.CHECKPOINT, layout.MODEL) if (folder / name).exists()]
+        if taken:
+            raise DataError(f"{folder}: there is a run here already; add --resume to go on, or choose another folder")
+    if recipe is None:
+        if not saved.is_file():
+            raise DataError(f"{folder}: no run to resume, for it has no {layout.RECIPE}")
+        recipe = load_recipe(saved)
+    if recipe.data.root is not None:
+        recipe = replace(recipe, data=replace(recipe.data, root=os.path.abspath(recipe.data.root)))
+    if resume and saved.is_file():
+        changed = load_recipe(saved).differences(recipe)
+        if changed:
+            raise DataError(f"{saved}: the recipe is not the one that the run began with: {'; '.join(changed)}")
+    return recipe
+
+
+def _vocabulary(recipe: Recipe, manifest: Path, resumed: Path | None) -> Vocabulary:
+    """Of the run that goes on, of the file that the recipe names, or of the training split."""
+    text = recipe.text
+    if resumed is not None and (resumed / layout.TOKENS).is_file():
+        return Vocabulary.load(resumed / layout.TOKENS)
+    if text.vocabulary is not None:
+        return Vocabulary.load(text.vocabulary)
+    return vocabulary_of(
+        manifest, unit=text.unit, splits=recipe.data.splits.train, normaliser=text.normaliser, size=text.size,
+        letters=text.unknown == "letters", max_letters=text.max_letters,
+    )  # fmt: skip
+
+
+# --- a dry run --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What one synthetic batch gave: the recipe's model, criterion and optimiser work together."""
+
+    parameters: int
+    tokens: int
+    frames: int
+    loss: float
+    grad_norm: float
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.parameters:,} parameters, {self.tokens:,} tokens; one step on {self.frames:,} frames: "
+            f"loss {self.loss:.2f}, gradient norm {self.grad_norm:.2f}, {self.seconds:.1f} s"
+        )
+
+
+def dry_run(recipe: Recipe, *, items: int = 2, frames: int = 192) -> DryRun:
+    """One synthetic batch through the recipe's model, criterion and optimiser, on the CPU: no data is needed.
+
+    The vocabulary is as large as the recipe says, its labels are made up. `items` and `frames` make up the batch.
+
+    >>> dry_run(load_recipe("digits", ["model.width=16"])).loss > 0
+    True
+    """
+    started = time.monotonic()
+    draw = generator("dry run", recipe.seed)
+    text = recipe.text
+    vocabulary = (
+        synthetic_vocabulary(text.unit, text.size) if text.vocabulary is None else Vocabulary.load(text.vocabulary)
+    )
+    torch.manual_seed(draw.initial_seed())
+    model = recipe.network(vocabulary)
+    lengths = torch.tensor([frames] * (items - 1) + [frames // 2])
+    U = max(1, frames // (4 * int(cast(Any, model).stride)))
+    x = torch.randn(items, frames, recipe.inputs(), generator=draw)
+    targets = torch.randint(1, len(vocabulary), (items, U), generator=draw)
+    ids = [f"synthetic-{i}" for i in range(items)]
+    gaps = torch.ones(items, U + 1, dtype=torch.bool)
+    batch = Batch(ids, x, lengths, targets, torch.full((items,), U), gaps, [""] * items)
+    augment = recipe.augmentation()
+    if augment is not None:
+        batch.x = augment(batch.x, batch.lengths, ids, seed=recipe.seed, epoch=0, step=10**9)
+    precision = "32" if recipe.trainer.precision == "fp16" else recipe.trainer.precision  # CPUs have no fp16 autocast
+    objective = Objective(
+        recipe.criterion.name, recipe.insertion_penalty(), precision=precision, **recipe.criterion.settings
+    )
+    optimizer = optimizer_for(recipe.optim, model, torch.device("cpu"))
+    loss = objective(model.train(), batch).losses.mean()
+    cast(Any, loss).backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    optimizer.step()
+    return DryRun(
+        parameters=_parameters(model), tokens=len(vocabulary), frames=int(lengths.sum()), loss=loss.item(),
+        grad_norm=norm.item(), seconds=time.monotonic() - started,
+    )  # fmt: skip
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())

@@ -1,0 +1,177 @@
+"""A run folder: names of its files, saving a model, loading it again with everything it needs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from starseq.config import Recipe, load_recipe
+from starseq.data.dataset import AudioReader, FeatureReader, Reader
+from starseq.data.errors import DataError
+from starseq.data.files import write_bytes, write_text
+from starseq.text.tokeniser import Tokeniser
+from starseq.text.vocabulary import Vocabulary
+
+RECIPE, TOKENS, MODEL = "recipe.yaml", "tokens.txt", "model.safetensors"
+CHECKPOINT, METRICS, RESULTS, PLOTS = "last.ckpt", "metrics.csv", "results.json", "plots"
+DATA = "data"
+"""built-in data that the run made for itself"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model with all that belongs to it."""
+
+    folder: Path
+    recipe: Recipe
+    tokeniser: Tokeniser
+    model: nn.Module
+    """in eval mode, on the CPU; (B, T, F), (B,) -> logits (B, T', V), (B,)"""
+    reader: Reader
+    log_penalty: float | None
+    """lambda when these weights were saved; None for a criterion without star"""
+    step: int
+    """optimiser steps that made these weights"""
+    dev_error: float | None
+    """their greedy error on dev, in percent; None where nothing was evaluated"""
+
+    @property
+    def criterion(self) -> str:
+        return self.recipe.criterion.name
+
+    @property
+    def stride(self) -> int:
+        return int(self.model.stride)  # type: ignore[arg-type]
+
+    @property
+    def seconds_per_frame(self) -> float | None:
+        """How much time a frame of the output covers; None for images."""
+        source = self.reader.source if isinstance(self.reader, FeatureReader) else self.reader
+        if not isinstance(source, AudioReader):
+            return None
+        return self.stride * source.log_mel.shift / source.log_mel.rate
+
+    @property
+    def columns_per_frame(self) -> int | None:
+        """How many pixel columns (of the scaled line) a frame of the output covers; None for audio."""
+        return self.stride if self.seconds_per_frame is None else None
+
+    @property
+    def manifest(self) -> Path:
+        """The manifest that the run was trained on."""
+        return data_root(self.recipe, self.folder) / self.recipe.data.manifest
+
+
+def data_root(recipe: Recipe, folder: str | os.PathLike[str]) -> Path:
+    """The corpus's folder: as the recipe says, or built-in data inside the run folder.
+
+    Without either, a `DataError` says how to give it.
+    """
+    if recipe.data.root is not None:
+        return Path(recipe.data.root)
+    if recipe.data.corpus is not None:
+        return Path(folder) / DATA
+    raise DataError("data.root is not given: where is the corpus? Add data.root=FOLDER, the folder with its manifest")
+
+
+def save_model(
+    folder: str | os.PathLike[str], model: nn.Module, *, step: int, log_penalty: float | None, dev_error: float | None
+) -> None:
+    """Writes `model.safetensors`, whole or not at all."""
+    from safetensors.torch import save
+
+    # Copies: tied weights share memory, which the format does not allow.
+    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+    facts = {"step": step, "log_penalty": log_penalty, "dev_error": dev_error}
+    # One entry: the format keeps several in no order, and the same weights are to be the same bytes.
+    write_bytes(Path(folder) / MODEL, save(weights, {"starseq": json.dumps(facts)}))
+
+
+def load(folder: str | os.PathLike[str]) -> Run:
+    """The run in `folder`. One that is missing, damaged or not a run raises `DataError` with one sentence."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such run folder")
+    missing = [name for name in (RECIPE, TOKENS, MODEL) if not (folder / name).is_file()]
+    if missing:
+        lacks = " and ".join(missing)
+        hint = "training has saved no model yet" if missing == [MODEL] else "is it the --out of `starseq train`?"
+        raise DataError(f"{folder}: not a run folder that can be used, for it lacks {lacks} ({hint})")
+    recipe = load_recipe(folder / RECIPE)
+    vocabulary = Vocabulary.load(folder / TOKENS)
+    model = recipe.network(vocabulary)
+    facts = _load_weights(model, folder / MODEL)
+    return Run(
+        folder=folder,
+        recipe=recipe,
+        tokeniser=recipe.tokeniser(vocabulary),
+        model=model.eval(),
+        reader=recipe.reader(),
+        log_penalty=facts.get("log_penalty"),
+        step=int(facts.get("step") or 0),
+        dev_error=facts.get("dev_error"),
+    )
+
+
+def _load_weights(model: nn.Module, path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {}).get("starseq", "{}"))
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, EOFError) as error:
+        raise DataError(f"{path}: the weights are damaged ({error})") from None
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            what = f"{name} is {found.get(name, 'not there')}, and the recipe's model has {expected.get(name, 'none')}"
+            raise DataError(f"{path}: weights of another model or vocabulary: {what}")
+    with torch.no_grad():
+        model.load_state_dict(weights)
+    return facts if isinstance(facts, dict) else {}
+
+
+def read_results(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """`results.json`; empty where there is none."""
+    path = Path(folder) / RESULTS
+    if not path.exists():
+        return {}
+    try:
+        results = json.loads(path.read_text())
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON ({error})") from None
+    if not isinstance(results, dict):
+        raise DataError(f"{path}: not a JSON object")
+    return results
+
+
+def update_results(folder: str | os.PathLike[str], **sections: Any) -> dict[str, Any]:
+    """Puts sections into `results.json`, beside those of other jobs, and returns all of it.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = update_results(folder, train={"steps": 10})
+    >>> update_results(folder, test={"cer": 2.5})
+    {'train': {'steps': 10}, 'test': {'cer': 2.5}}
+    """
+    results = {**read_results(folder), **sections}
+    write_text(Path(folder) / RESULTS, json.dumps(_finite(results), indent=1, ensure_ascii=False) + "\n")
+    return results
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN or infinity: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,247 @@
+"""The data of a run: its vocabulary, its training and dev sets, and what had to be left out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+
+from starseq.data.dataset import Item, ManifestDataset, Reader
+from starseq.data.drop import Dropper
+from starseq.data.errors import DataError
+from starseq.data.manifest import ManifestError, Progress, Row, read_manifest
+from starseq.text.gaps import Unit
+from starseq.text.normalise import Normaliser
+from starseq.text.tokeniser import Tokeniser
+from starseq.text.vocabulary import Vocabulary, count_labels
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What a run trains on, and what it leaves out."""
+
+    rows: int
+    labels: int
+    """of these rows, before any was dropped"""
+    kept: int
+    """labels that are left"""
+    pruned: int
+    """rows without any label left"""
+    too_long: tuple[str, ...]
+    """ids of rows whose labels do not fit their frames"""
+    dev_rows: int
+    tokens: int
+    """V, with the blank"""
+
+    def __str__(self) -> str:
+        lines = [f"{self.rows:,} rows to train on, {self.dev_rows:,} of dev, {self.tokens:,} tokens with the blank"]
+        if self.kept < self.labels:
+            share = 100 * self.kept / self.labels
+            lines.append(f"{self.kept:,} of {self.labels:,} labels kept ({share:.1f} %)")
+        if self.pruned:
+            lines.append(f"{self.pruned:,} rows pruned, for no label of them is left")
+        if self.too_long:
+            names = ", ".join(self.too_long[:5]) + (", ..." if len(self.too_long) > 5 else "")
+            lines.append(f"{len(self.too_long):,} rows excluded, for they have more labels than frames: {names}")
+        return "\n".join(lines)
+
+
+class LabelledSet(ManifestDataset):
+    """Rows of some splits, their labels dropped on the fly, their decoded items kept in memory with `cache`.
+
+    Rows without any label left are pruned. `without` leaves out rows by id.
+    """
+
+    def __init__(
+        self,
+        manifest: str | os.PathLike[str],
+        reader: Reader,
+        tokeniser: Tokeniser | None,
+        *,
+        splits: Sequence[str],
+        root: str | os.PathLike[str] | None = None,
+        dropper: Dropper | None = None,
+        cache: bool = False,
+        without: frozenset[str] = frozenset(),
+        progress: Progress | None = None,
+    ) -> None:
+        self._dropper = dropper
+        self._items: dict[int, Item] | None = {} if cache else None
+        self.labels = self.kept = self.pruned = 0
+
+        def keep(row: Row) -> bool:
+            if row.get("split") not in splits or row.id in without:
+                return False
+            return tokeniser is None or self._count(row)
+
+        try:
+            super().__init__(manifest, reader, tokeniser, root=root, keep=keep, progress=progress)
+        except ManifestError:
+            raise
+        except DataError as error:
+            raise DataError(f"{error} for the splits {', '.join(splits)}") from None
+
+    def encode(self, row: Row) -> tuple[Sequence[int], Sequence[bool]]:
+        return super().encode(row if self._dropper is None else self._dropper(row).row)
+
+    def _count(self, row: Row) -> bool:
+        """Counts labels before and after dropping; False for a row that has none left."""
+        try:
+            left = len(self.encode(row)[0])
+            all_of_them = left if self._dropper is None else len(super().encode(row)[0])
+        except ManifestError:
+            raise
+        except ValueError as error:
+            raise ManifestError(self.manifest, row.line, str(error)) from None
+        if not left:
+            self.pruned += 1
+            return False
+        self.labels, self.kept = self.labels + all_of_them, self.kept + left
+        return True
+
+    def __getitem__(self, index: int) -> Item:
+        if self._items is None:
+            return super().__getitem__(index)
+        item = self._items.get(index)
+        if item is None:
+            item = self._items[index] = super().__getitem__(index)
+        return item
+
+    def fill(self, workers: int) -> None:
+        """Decodes everything now, by `workers` processes, so that those of a loader share it. Without cache: nothing."""
+        if self._items is None or workers == 0:
+            return
+        loader = DataLoader(_Decoded(self), batch_size=None, num_workers=workers)
+        for index, item in enumerate(loader):
+            if isinstance(item, ManifestError):
+                raise item
+            # A copy: what comes from a worker holds a file descriptor, of which there are few.
+            self._items[index] = Item(item.id, item.x.clone(), item.labels.clone(), item.open.clone(), item.reference)
+
+
+class _Decoded(torch.utils.data.Dataset["Item | ManifestError"]):
+    """The items as they are decoded; an error is given, not raised, so that it arrives as it was."""
+
+    def __init__(self, dataset: LabelledSet) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Item | ManifestError:
+        try:
+            return ManifestDataset.__getitem__(self.dataset, index)
+        except ManifestError as error:
+            return error
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What the loop draws batches from. `dev` is None where the recipe names no dev split."""
+
+    train: LabelledSet
+    dev: LabelledSet | None
+    report: DataReport
+
+
+def training_data(
+    manifest: str | os.PathLike[str],
+    reader: Reader,
+    tokeniser: Tokeniser,
+    *,
+    train: Sequence[str],
+    dev: Sequence[str],
+    stride: int,
+    repeats: bool,
+    root: str | os.PathLike[str] | None = None,
+    dropper: Dropper | None = None,
+    cache: bool = False,
+    progress: Progress | None = None,
+) -> TrainingData:
+    """The training and dev sets of a manifest.
+
+    Left out are rows that lose every label, and those whose labels do not fit the frames of a model with this `stride`
+    (with `repeats` a repeated label needs a frame between); the report counts them. Dev is scored by its full text, so
+    what the vocabulary lacks there costs an error, not the run.
+    """
+
+    def labelled(without: frozenset[str] = frozenset()) -> LabelledSet:
+        return LabelledSet(
+            manifest, reader, tokeniser, splits=train, root=root, dropper=dropper, cache=cache, without=without,
+            progress=progress,
+        )  # fmt: skip
+
+    training = labelled()
+    too_long = training.too_long(stride, repeats=repeats)
+    if too_long:
+        if len(too_long) == len(training):
+            raise DataError(f"{manifest}: every row has more labels than a model of stride {stride} leaves it frames")
+        training = labelled(frozenset(too_long))
+    held_out = LabelledSet(manifest, reader, None, splits=dev, root=root, cache=cache) if dev else None
+    report = DataReport(
+        rows=len(training),
+        labels=training.labels,
+        kept=training.kept,
+        pruned=training.pruned,
+        too_long=tuple(too_long),
+        dev_rows=0 if held_out is None else len(held_out),
+        tokens=len(tokeniser.vocabulary),
+    )
+    return TrainingData(training, held_out, report)
+
+
+def vocabulary_of(
+    manifest: str | os.PathLike[str],
+    *,
+    unit: Unit,
+    splits: Sequence[str],
+    normaliser: Normaliser,
+    size: int | None = None,
+    letters: bool = False,
+    max_letters: int | None = None,
+    progress: Progress | None = None,
+) -> Vocabulary:
+    """The labels of a manifest's splits, the `size` most frequent of them. It is that of the texts as they stand in the
+    manifest, before anything is dropped on the fly: which labels there are is taken to be known.
+
+    A manifest whose splits have no text is a `DataError`.
+    """
+    texts = (row.text for row in read_manifest(manifest, progress=progress) if row.get("split") in splits)
+    counts = count_labels(map(normaliser, texts), unit)
+    if max_letters is not None:
+        counts = type(counts)({label: count for label, count in counts.items() if len(label) <= max_letters})
+    if not counts:
+        raise DataError(f"{manifest}: no label in the splits {', '.join(splits)}, so there is no vocabulary")
+    return Vocabulary.top(counts, size, letters=letters)
+
+
+def synthetic_vocabulary(unit: Unit, size: int | None) -> Vocabulary:
+    """Made-up labels, as many as asked for, when there is no data: characters, or words of letters.
+
+    >>> synthetic_vocabulary("word", 3).tokens, synthetic_vocabulary("char", 2).tokens
+    (('<blank>', 'aaaa', 'aaab', 'aaac'), ('<blank>', '!', '"'))
+    """
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+    if unit == "char":
+        return Vocabulary(chr(33 + i) for i in range(size or 80))
+
+    def spelled(number: int) -> str:
+        letters = ""
+        for _ in range(4):
+            number, digit = divmod(number, 26)
+            letters = alphabet[digit] + letters
+        return letters
+
+    return Vocabulary(spelled(i) for i in range(size or 100))
+
+
+def manifest_in(root: Path, manifest: str) -> Path:
+    """The manifest under a corpus's folder; a missing one is a `DataError` that says what to do."""
+    path = root / manifest
+    if not path.is_file():
+        raise DataError(f"{path}: no such manifest; data.root is the corpus's folder, data.manifest the file in it")
+    return path

@@ -1,0 +1,93 @@
+"""What is logged while training: one row a logged step, as CSV and for TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from starseq.data.files import write_text
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """One logged step. What it says about losses and gradients is the mean since the last one; None: not known."""
+
+    step: int
+    epoch: int
+    loss: float
+    """of an utterance"""
+    loss_per_label: float
+    blank_share: float
+    """of the frames of this step's last batch, those whose best token is the blank"""
+    inserted_per_label: float | None
+    """expected insertions of that batch over its labels; None for a criterion without star"""
+    p: float | None
+    """the star's weight, exp(lambda)"""
+    grad_norm: float
+    """before clipping"""
+    lr: float
+    frames_per_second: float
+    skipped: int
+    """steps so far that were skipped, for a loss or gradient was not finite"""
+    seconds: float
+    """of training so far, all resumed parts together"""
+    seconds_left: float
+    dev_error: float | None = None
+    """greedy, in percent, where this step was evaluated"""
+
+
+COLUMNS = [field.name for field in fields(Metrics)]
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, float | None]]:
+    """The rows of a metrics.csv. A last line that a kill cut off is left out; no file, no rows."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    text = path.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    rows = csv.DictReader(io.StringIO(whole, newline=""))
+    return [{name: float(value) if value else None for name, value in row.items() if name} for row in rows]
+
+
+class Log:
+    """Writes rows to metrics.csv and to TensorBoard's folder. Rows after `step`, left by a killed run, go first."""
+
+    def __init__(self, path: str | os.PathLike[str], *, step: int = 0, tensorboard: Path | None = None) -> None:
+        kept = [row for row in read_metrics(path) if (row["step"] or 0) <= step] if step else []
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows([[_cell(row.get(name)) for name in COLUMNS] for row in kept])
+        write_text(path, text.getvalue())
+        self._file = open(path, "a", newline="")  # noqa: SIM115
+        self._writer = csv.writer(self._file, lineterminator="\n")
+        self._board: Any = None
+        if tensorboard is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(tensorboard), purge_step=step + 1)
+
+    def write(self, metrics: Metrics) -> None:
+        values = {name: getattr(metrics, name) for name in COLUMNS}
+        self._writer.writerow([_cell(value) for value in values.values()])
+        self._file.flush()
+        if self._board is not None:
+            for name, value in values.items():
+                if value is not None and name != "step":
+                    self._board.add_scalar(name, value, metrics.step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return ""
+    return str(int(value)) if float(value).is_integer() and abs(value) < 2**53 else f"{value:.6g}"

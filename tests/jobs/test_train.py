@@ -1,0 +1,240 @@
+"""`starseq train` as a user runs it: killed and resumed, by several processes, with mistakes, dry."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from tests import tiny
+from tests.train.two_processes import SHARES
+from typer.testing import CliRunner
+
+from starseq import runs
+from starseq.cli import app
+from starseq.config import load_recipe
+from starseq.data.dataset import collate
+from starseq.data.errors import DataError
+from starseq.jobs.train import build_loop, dry_run, train
+from starseq.train.checkpoint import load_checkpoint
+from starseq.train.loop import Hooks, Window
+from starseq.train.metrics import read_metrics
+from starseq.train.processes import start
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ("digits@0.3", *tiny.SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.corpus(tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("starseq.jobs.train._draw_curves", lambda folder: None)
+
+
+def python(*arguments: str, torchrun: int = 0) -> subprocess.Popen[str]:
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(torchrun)] if torchrun else []
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [sys.executable, *launcher, *arguments], env=environment, cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+
+
+def finished(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return output
+
+
+STEPS = 120
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_weights(
+    kills: int, corpus: Path, tmp_path: Path
+) -> None:
+    overrides = (f"trainer.max_steps={STEPS}", "trainer.log_every=1", "trainer.checkpoint_every=7")
+    train(tiny.recipe(corpus, *overrides), tmp_path / "whole")
+    draw, folder, killed_after = random.Random(), tmp_path / "killed", 0
+    command = [
+        "-m",
+        "starseq.cli",
+        "train",
+        *RECIPE,
+        *overrides,
+        f"data.root={corpus}",
+        "--out",
+        str(folder),
+        "--resume",
+    ]
+    for _ in range(kills):
+        process = python(*command)
+        until = killed_after + draw.randint(1, 25)
+        while len(read_metrics(folder / "metrics.csv")) < until and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0, 0.05))
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        assert process.returncode == -signal.SIGKILL, output
+        killed_after = len(read_metrics(folder / "metrics.csv"))
+    assert killed_after < STEPS
+    result = train(None, folder, resume=True)
+    assert result.steps == STEPS
+    assert (tmp_path / "whole" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    whole, killed = (load_checkpoint(run / "last.ckpt") for run in (tmp_path / "whole", folder))
+    assert all(torch.equal(tensor, killed["model"][name]) for name, tensor in whole["model"].items())
+    assert whole["penalty"]["step"] == killed["penalty"]["step"] == STEPS
+    assert whole["sampler"] == killed["sampler"]
+    rows = read_metrics(folder / "metrics.csv")
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert [row["loss"] for row in rows] == [row["loss"] for row in read_metrics(tmp_path / "whole" / "metrics.csv")]
+
+
+def test_two_processes_with_unequal_shards_are_one_with_the_joined_batch(corpus: Path, tmp_path: Path) -> None:
+    finished(python(str(ROOT / "tests/train/two_processes.py"), str(corpus), str(tmp_path), torchrun=2))
+    two = torch.load(tmp_path / "two.pt", weights_only=True)
+    loop = build_loop(tiny.recipe(corpus, "model.dropout=0"), tmp_path, start(accelerator="cpu"), Hooks())
+    joined = sorted(i for share in SHARES for batch in share for i in batch)
+    pending = loop.backward(Window(0, 0, [collate([loop.data.train[i] for i in joined])]))
+    assert pending.counts[0] == 9
+    torch.testing.assert_close(two["loss"], pending.total / pending.counts[0], rtol=1e-5, atol=0)
+    for name, parameter in loop.network.named_parameters():
+        torch.testing.assert_close(two["grads"][name], parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_same_command_under_torchrun(corpus: Path, tmp_path: Path) -> None:
+    """Two processes share each step; stopped and resumed, they end with the same weights."""
+    common = [*RECIPE, f"data.root={corpus}", "optim.batches_per_step=4", "optim.schedule.name=constant"]
+
+    def command(folder: str, steps: int, *more: str) -> str:
+        arguments = [
+            "-m",
+            "starseq.cli",
+            "train",
+            *common,
+            f"trainer.max_steps={steps}",
+            "--out",
+            str(tmp_path / folder),
+        ]
+        return finished(python(*arguments, *more, torchrun=2))
+
+    output = command("whole", 12)
+    assert output.count("12 steps") == 1  # only the first process speaks
+    command("parts", 6)
+    command("parts", 12, "--resume")
+    whole, parts = (load_checkpoint(tmp_path / name / "last.ckpt")["model"] for name in ("whole", "parts"))
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def run_cli(*arguments: str) -> tuple[int, str, str]:
+    """As the command runs: what it raises is what `main` prints."""
+    result = CliRunner().invoke(app, list(arguments))
+    error = "" if result.exception is None else str(result.exception)
+    return result.exit_code, result.stdout, error
+
+
+def mistakes(corpus: Path, folder: Path) -> dict[str, tuple[Sequence[str], str]]:
+    there = ["digits", *tiny.SETTINGS, f"data.root={corpus}", "--out", str(folder)]
+    return {
+        "no recipe": ([], "which recipe?"),
+        "unknown recipe": (["digit"], "did you mean digits?"),
+        "no root": (["hooker-en", "--out", str(folder / "x")], "data.root is not given: where is the corpus?"),
+        "wrong root": (
+            ["hooker-en", f"data.root={folder}", "--out", str(folder / "x")],
+            "no such manifest; data.root is",
+        ),
+        "a run is there": (there, "there is a run here already; add --resume to go on"),
+        "another recipe": (
+            [*there, "optim.lr=0.5", "seed=1", "--resume"],
+            "not the one that the run began with: optim.lr: 0.01 -> 0.5; seed: 0 -> 1",
+        ),
+        "nothing to resume": (["--resume", "--out", str(folder / "x")], "no run to resume, for it has no recipe.yaml"),
+        "no such device": ([*there, "trainer.accelerator=cuda", "--resume"], "there is no CUDA device here"),
+    }
+
+
+NAMES = list(mistakes(Path(), Path()))
+
+
+@pytest.fixture(scope="module")
+def run_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    train(tiny.recipe(corpus, "trainer.max_steps=2", "trainer.eval_every=2", name="digits"), folder)
+    return folder
+
+
+@pytest.mark.parametrize("mistake", NAMES)
+def test_a_mistake_is_one_sentence_and_touches_nothing(mistake: str, corpus: Path, run_folder: Path) -> None:
+    if mistake == "no such device" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    arguments, sentence = mistakes(corpus, run_folder)[mistake]
+    if mistake in ("another recipe", "no such device"):
+        arguments = [*arguments, "trainer.max_steps=2", "trainer.eval_every=2"]
+    before = sorted((path, path.stat().st_mtime_ns) for path in run_folder.rglob("*"))
+    code, _, error = run_cli("train", *arguments)
+    assert code != 0
+    assert sentence in error
+    assert sorted((path, path.stat().st_mtime_ns) for path in run_folder.rglob("*")) == before
+
+
+def test_the_command(corpus: Path, tmp_path: Path) -> None:
+    arguments = [*RECIPE, "trainer.max_steps=3", f"data.root={corpus}", "--out", str(tmp_path / "run")]
+    code, output, error = run_cli("train", *arguments)
+    assert (code, error) == (0, "")
+    assert "3 steps" in output
+    assert "best CER on dev" in output
+    assert runs.load(tmp_path / "run").step == 3
+
+
+def test_the_list_of_recipes() -> None:
+    _, output, _ = run_cli("train", "--list")
+    assert {"digits", "iam@0.7", "librispeech-words@word-splits", "librispeech-letters"} <= set(output.split())
+
+
+def test_built_in_data_is_made_in_the_run_folder(tmp_path: Path) -> None:
+    settings = [*tiny.SETTINGS, "data.corpus={name: digits, train: 12, dev: 3, test: 3}", "trainer.max_steps=2"]
+    train(load_recipe("digits", settings), tmp_path / "run")
+    assert runs.load(tmp_path / "run").manifest == tmp_path / "run" / "data" / "manifest.jsonl"
+    assert runs.load(tmp_path / "run").manifest.exists()
+
+
+SMALL = ("digits", "hooker-en", "audiomnist-strings", "librispeech-7h", "iam")
+LARGE = {"librispeech-words": 107, "librispeech-letters": 256}
+
+
+@pytest.mark.parametrize(
+    ("name", "criterion"), [*((name, "stc") for name in SMALL), ("digits", "selfless_ctc"), ("digits", "ctc")]
+)
+def test_a_dry_run_needs_no_data(name: str, criterion: str) -> None:
+    result = dry_run(load_recipe(name, [f"criterion.name={criterion}"]), frames=96)
+    assert 0 < result.loss < float("inf")
+    assert 0 < result.grad_norm < float("inf")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+def test_a_dry_run_of_the_large_ones(name: str) -> None:
+    result = dry_run(load_recipe(name), items=1, frames=96)
+    assert abs(result.parameters / 1e6 - LARGE[name]) < 1
+    assert result.tokens == load_recipe(name).text.size + 1  # type: ignore[operator]
+    assert 0 < result.loss < float("inf")
+
+
+def test_a_failed_start_leaves_no_run_behind(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        train(tiny.recipe(corpus, "data.splits.train=nothing"), tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+    train(tiny.recipe(corpus, "trainer.max_steps=1"), tmp_path / "run")

@@ -1,0 +1,196 @@
+"""Recipes: every key and type is checked, and what is wrong is said with the key's full path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from starseq import models
+from starseq import penalty as penalty_module
+from starseq.config import Recipe, load_recipe, recipe_names
+from starseq.data.augment import SpecAugment
+from starseq.data.dataset import AudioReader, LineReader
+from starseq.data.errors import DataError
+from starseq.data.manifest import Row
+from starseq.penalty import InsertionPenalty
+from starseq.text.vocabulary import Vocabulary
+
+WRONG = [
+    ("optim.learning_rate=0.1", "optim.learning_rate is not a key of a recipe; the nearest is optim.lr"),
+    ("lr=0.1", "lr is not a key of a recipe; the nearest is optim.lr"),
+    ("optim.schedule.paitence=2", "optim.schedule.paitence is not a key of a recipe; the nearest is optim.schedule.patience"),
+    ("model.widht=3", "model.widht is not a key of a recipe; the nearest is model.width"),
+    ("data.reader.hieght=3", "data.reader.hieght is not a key of a recipe; the nearest is data.reader.height"),
+    ("optim.lr=fast", "optim.lr: 'fast' is not a number"),
+    ("optim.lr=true", "optim.lr: True is not a number"),
+    ("optim.lr=", "optim.lr: '' is not a number"),
+    ("model.width=1.5", "model.width: 1.5 is not a whole number"),
+    ("data.cache=7", "data.cache: 7 is not true or false"),
+    ("data.root=7", "data.root: 7 is not text"),
+    ("data=3", "data: 3 is not a section with keys"),
+    ("data.splits.train=[train, 3]", "data.splits.train[1]: 3 is not text"),
+    ("model.name=crn", "model.name: 'crn' is none of conv_small, crnn, gated_conv, transformer, transformer_small"),
+    ("text.unit=wrd", "text.unit: 'wrd' is none of word, char; did you mean word?"),
+    ("criterion.name=cctc", "criterion.name: 'cctc' is none of ctc, selfless_ctc, stc; did you mean ctc?"),
+    ("penalty.p0=2", "penalty: p0: 2.0 is not a probability in (0, 1]"),
+    ("data.drop.p=1.5", "data.drop.p: pDrop must lie between 0 and 1, and 1.5 does not"),
+    ("data.drop.p=[0.1, 0.4]", "data.drop.p: [0.1, 0.4] has parts, so data.drop.by is 'sample' or 'type'"),
+    ("trainer.log_every=0", "trainer.log_every: 0 is not above 0"),
+    ("trainer.max_steps=null", "trainer.max_steps or trainer.max_epochs must be given"),
+    ("data.max_items=null", "data.budget or data.max_items must be given"),
+    ("text.unknown=letters", "text.unknown: 'letters' spells words, and text.unit is 'char'"),
+    ("nonsense", "override 'nonsense' is not of the form key=value"),
+    ("optim.lr=[1", "not YAML"),
+    ("data.root=${", "not YAML"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("override", "sentence"), WRONG, ids=[override for override, _ in WRONG])
+def test_what_is_wrong_is_named(override: str, sentence: str) -> None:
+    with pytest.raises(DataError) as caught:
+        load_recipe("digits", [override])
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_setting_of_another_criterion_is_no_key() -> None:
+    with pytest.raises(DataError, match=r"criterion\.matching is not a key"):
+        load_recipe("digits", ["criterion.name=ctc", "criterion.matching=all"])
+    assert load_recipe("digits", ["criterion.matching=all"]).criterion.settings["matching"] == "all"
+
+
+def test_another_name_starts_its_section_anew() -> None:
+    old = load_recipe("digits", ["model.width=16"])
+    new = load_recipe("digits", ["model.width=16", "model.name=conv_small"])
+    assert old.model == new.model
+    crnn = load_recipe(
+        "audiomnist-strings", ["model.name=crnn", "model.hidden=32"]
+    )  # `letter_to_word` of the old one is gone
+    assert crnn.model.settings == {"stride": 4, "channels": 32, "hidden": 32, "layers": 2, "dropout": 0.2}
+    # The optimiser's other keys are no settings of its name.
+    assert load_recipe("digits", ["optim.name=sgd"]).optim.warmup_steps == load_recipe("digits").optim.warmup_steps
+
+
+def test_values_are_values() -> None:
+    recipe = load_recipe(
+        "digits", ["data.root=${oc.env:HOME}", "trainer.max_steps=1e3", "optim.lr=1e-3", "optim.clip=null"]
+    )
+    assert (recipe.data.root, recipe.trainer.max_steps, recipe.optim.lr) == ("${oc.env:HOME}", 1000, 0.001)
+    assert recipe.optim.clip is None
+    assert load_recipe("digits", ["data.splits.train=a"]).data.splits.train == ("a",)
+    assert load_recipe("digits", ["trainer.precision=32"]).trainer.precision == "32"
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_loads_and_comes_back_from_its_yaml(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe.to_yaml())
+    assert load_recipe(path) == recipe
+    assert recipe.differences(load_recipe(path)) == []
+
+
+PUBLISHED = {
+    "librispeech-words@0.1": (0.1, 0.3, 8000, (0.1,), "label"),
+    "librispeech-words@0.4": (0.4, 0.7, 8000, (0.4,), "label"),
+    "librispeech-words@0.7": (0.5, 0.9, 8000, (0.7,), "label"),
+    "librispeech-words@sample-splits": (0.3, 0.6, 8000, (0.1, 0.4, 0.7), "sample"),
+    "librispeech-words@word-splits": (0.5, 0.7, 8000, (0.1, 0.4, 0.7), "type"),
+    "iam@0.1": (0.5, 0.8, 10000, (0.1,), "label"),
+    "iam@0.3": (0.5, 0.9, 10000, (0.3,), "label"),
+    "iam@0.5": (0.5, 0.9, 10000, (0.5,), "label"),
+    "iam@0.7": (0.7, 0.9, 10000, (0.7,), "label"),
+}
+
+
+@pytest.mark.parametrize(("name", "values"), PUBLISHED.items(), ids=PUBLISHED)
+def test_published_penalties(name: str, values: tuple[float, float, float, tuple[float, ...], str]) -> None:
+    p0, p_max, half_life, p_drop, by = values
+    recipe = load_recipe(name)
+    assert recipe.penalty.settings == {"p0": p0, "p_max": p_max, "half_life": half_life}
+    assert recipe.data.drop is not None
+    assert (recipe.data.drop.p, recipe.data.drop.by) == (p_drop, by)
+    # CTC has the same data, model and optimiser.
+    family, _, variant = name.partition("@")
+    other = load_recipe(f"{family}-ctc@{variant}")
+    assert [line.split(":")[0] for line in recipe.differences(other)] == ["criterion.name", "criterion.matching"]
+
+
+def test_published_settings() -> None:
+    words, letters, iam = load_recipe("librispeech-words"), load_recipe("librispeech-letters"), load_recipe("iam")
+    assert words.augmentation() == SpecAugment()
+    assert (words.optim.batches_per_step, letters.optim.batches_per_step) == (32, 64)
+    assert (words.data.budget, iam.data.max_items, iam.optim.batches_per_step) == (240, 8, 8)
+    assert iam.optim.schedule.gamma == pytest.approx(10 ** (-1 / 90_000), abs=1e-15)
+    assert (words.text.size, iam.text.size, words.inputs(), iam.inputs()) == (50_000, 79, 80, 32)
+
+
+def test_parts_are_built() -> None:
+    recipe = load_recipe("digits@0.5", ["penalty.p0=0.3"])
+    vocabulary = Vocabulary("0123456789")
+    model, rule, dropper = recipe.network(vocabulary), recipe.insertion_penalty(), recipe.dropper()
+    assert isinstance(recipe.reader(), LineReader)
+    assert isinstance(rule, InsertionPenalty)
+    assert rule.p0 == 0.3
+    assert type(model) is type(models.load("conv_small")(32, vocabulary.tokens))
+    assert dropper is not None
+    assert dropper(Row({"id": "a", "path": "a", "text": "0123456789"})).kept < 10
+    assert isinstance(load_recipe("librispeech-7h").reader(), AudioReader)
+
+
+def test_a_new_penalty_rule_is_found_by_being_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    class HeldBackPenalty(InsertionPenalty):
+        def __init__(self, p0: float = 0.5, *, floor: float = 0.1) -> None:
+            super().__init__(p0, p0)
+            self.floor = floor
+
+    monkeypatch.setattr(penalty_module, "HeldBackPenalty", HeldBackPenalty, raising=False)
+    rule = load_recipe("digits", ["penalty.name=held_back", "penalty.floor=0.2"]).insertion_penalty()
+    assert isinstance(rule, HeldBackPenalty)
+    assert rule.floor == 0.2
+
+
+def test_what_a_resumed_run_may_change() -> None:
+    one = load_recipe("digits")
+    free = load_recipe("digits", ["data.workers=4", "data.root=x", "trainer.log_every=1", "trainer.accelerator=cpu"])
+    assert one.differences(free) == []
+    assert one.differences(load_recipe("digits", ["optim.lr=0.5", "seed=3"])) == [
+        f"optim.lr: {one.optim.lr} -> 0.5",
+        "seed: 0 -> 3",
+    ]
+    # The course of a cosine depends on its end; without one, a run may go on for longer.
+    assert one.differences(load_recipe("digits", ["trainer.max_steps=99"])) == [
+        f"trainer.max_steps: {one.trainer.max_steps} -> 99"
+    ]
+    flat = "optim.schedule.name=constant"
+    assert load_recipe("digits", [flat]).differences(load_recipe("digits", [flat, "trainer.max_steps=99"])) == []
+
+
+def test_files_bases_and_variants(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("base: digits@0.3\nseed: 5\nvariants:\n  fast: {optim: {lr: 1}}\n")
+    recipe = load_recipe(mine)
+    assert (recipe.seed, recipe.data.drop) == (5, load_recipe("digits@0.3").data.drop)
+    assert load_recipe(f"{mine}@fast").optim.lr == 1
+    with pytest.raises(DataError, match="variant 'slow' is none of"):
+        load_recipe(f"{mine}@slow")
+    mine.write_text(f"base: {mine}\n")
+    with pytest.raises(DataError, match="leads back to it"):
+        load_recipe(mine)
+
+
+@pytest.mark.parametrize("text", ["", "- 1\n", "data: [", "data: !!python/object/apply:os.getcwd []\n", "seed: 1\n"])
+def test_bad_files(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(DataError):
+        load_recipe(path)
+
+
+def test_names_of_recipes() -> None:
+    with pytest.raises(DataError, match="did you mean digits"):
+        load_recipe("digit")
+    with pytest.raises(FileNotFoundError):
+        load_recipe("nowhere/x.yaml")
+    assert isinstance(load_recipe("digits"), Recipe)

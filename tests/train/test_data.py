@@ -1,0 +1,110 @@
+"""The data of a run: dropping on the fly, what is left out, what is kept in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests import tiny
+
+from starseq.data.dataset import LineReader
+from starseq.data.drop import Dropper, FixedDrop
+from starseq.data.errors import DataError
+from starseq.data.manifest import ManifestError, read_manifest, write_manifest
+from starseq.jobs.drop import drop
+from starseq.text.normalise import Normaliser
+from starseq.text.tokeniser import Tokeniser
+from starseq.text.vocabulary import Vocabulary
+from starseq.train.data import LabelledSet, training_data, vocabulary_of
+
+DIGITS = Tokeniser(Vocabulary("0123456789"), "char")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.corpus(tmp_path_factory.mktemp("digits"))
+
+
+def test_dropping_on_the_fly_is_what_starseq_drop_does(root: Path, tmp_path: Path) -> None:
+    dropper = Dropper(FixedDrop(0.7), unit="char", seed=3, keep_text=True)
+    result = drop(root / "manifest.jsonl", tmp_path / "partial.jsonl", dropper)
+    there = LabelledSet(tmp_path / "partial.jsonl", LineReader(), DIGITS, splits=["train"], root=root.parent)
+    here = LabelledSet(root / "manifest.jsonl", LineReader(), DIGITS, splits=["train"], dropper=dropper)
+    assert len(here) == len(there)
+    assert here.pruned > 0
+    assert here.kept < here.labels
+    assert result.pruned >= here.pruned
+    for i in range(len(here)):
+        assert torch.equal(here[i].labels, there[i].labels)
+        assert here[i].reference == there[i].reference  # the full text
+        assert len(here[i].labels) < len(here[i].reference) or here[i].open.all()
+
+
+def test_a_cached_item_is_read_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = LabelledSet(root / "manifest.jsonl", LineReader(), DIGITS, splits=["dev"], cache=True)
+    first = [data[i] for i in range(len(data))]
+    monkeypatch.setattr(data, "_data", lambda row: pytest.fail("read again"))
+    assert all(data[i] is first[i] for i in range(len(data)))
+
+
+def test_filling_the_cache_by_workers_gives_the_same(root: Path) -> None:
+    plain = LabelledSet(root / "manifest.jsonl", LineReader(), DIGITS, splits=["dev"])
+    filled = LabelledSet(root / "manifest.jsonl", LineReader(), DIGITS, splits=["dev"], cache=True)
+    filled.fill(workers=1)
+    assert filled._items is not None
+    assert len(filled._items) == len(filled)
+    for i in range(len(plain)):
+        assert plain[i].id == filled[i].id
+        assert torch.equal(plain[i].x, filled[i].x)
+        assert torch.equal(plain[i].labels, filled[i].labels)
+
+
+def test_a_bad_file_is_named_when_workers_fill_the_cache(root: Path, tmp_path: Path) -> None:
+    rows = [{"id": "a", "path": "gone.png", "text": "1", "split": "dev", "width": 40, "height": 32}]
+    write_manifest(tmp_path / "m.jsonl", rows)
+    with pytest.raises(ManifestError, match=r"m\.jsonl, line 1: gone\.png: no such file"):
+        LabelledSet(tmp_path / "m.jsonl", LineReader(), DIGITS, splits=["dev"], cache=True).fill(workers=1)
+
+
+def test_rows_that_do_not_fit_are_excluded_and_named(root: Path) -> None:
+    def data(stride: int, repeats: bool = False) -> tuple[int, tuple[str, ...], str]:
+        made = training_data(
+            root / "manifest.jsonl", LineReader(), DIGITS, train=["train"], dev=["dev"], stride=stride, repeats=repeats
+        )
+        assert all(made.train.row(i).id not in made.report.too_long for i in range(len(made.train)))
+        return len(made.train), made.report.too_long, str(made.report)
+
+    assert data(4)[:2] == (30, ())
+    rows, too_long, sentence = data(28)
+    assert 0 < rows == 30 - len(too_long)
+    assert too_long[0] in sentence
+    assert "more labels than frames" in sentence
+    assert len(data(28, repeats=True)[1]) >= len(too_long)
+    with pytest.raises(DataError, match="every row has more labels"):
+        data(1000)
+
+
+def test_a_split_that_is_not_there(root: Path) -> None:
+    with pytest.raises(DataError, match="no row is left for the splits tran"):
+        LabelledSet(root / "manifest.jsonl", LineReader(), DIGITS, splits=["tran"])
+
+
+def test_a_label_outside_the_vocabulary_names_its_line(root: Path) -> None:
+    few = Tokeniser(Vocabulary("01234"), "char")
+    with pytest.raises(ManifestError, match=r"manifest\.jsonl, line \d+: character '\d', number \d+ of the text"):
+        LabelledSet(root / "manifest.jsonl", LineReader(), few, splits=["train"])
+
+
+def test_the_vocabulary_of_a_manifest(tmp_path: Path) -> None:
+    rows = [("a", "THE FOX", "train"), ("b", "THE EXTRAORDINARY", "train"), ("c", "DOG", "dev")]
+    path = tmp_path / "m.jsonl"
+    path.write_text("".join(json.dumps({"id": i, "path": i, "text": t, "split": s}) + "\n" for i, t, s in rows))
+    assert len(list(read_manifest(path))) == 3
+    lower = Normaliser(case="lower")
+    made = vocabulary_of(path, unit="word", splits=["train"], normaliser=lower, max_letters=10)
+    assert made.tokens == ("<blank>", "the", "fox")
+    assert len(vocabulary_of(path, unit="char", splits=["train", "dev"], normaliser=lower, size=5)) == 6
+    with pytest.raises(DataError, match="no label in the splits test"):
+        vocabulary_of(path, unit="word", splits=["test"], normaliser=lower)

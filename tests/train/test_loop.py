@@ -1,0 +1,337 @@
+"""The loop: a stopped run goes on exactly, what is not finite is skipped or stops, full disks and lost files are said."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from tests import tiny
+from torch import Tensor
+
+from starseq import runs
+from starseq.config import Recipe
+from starseq.data.dataset import collate
+from starseq.data.errors import DataError
+from starseq.data.manifest import ManifestError, read_bytes, read_manifest, write_manifest
+from starseq.jobs.train import build_loop, train
+from starseq.penalty import InsertionPenalty
+from starseq.train.checkpoint import load_checkpoint
+from starseq.train.loop import Hooks, Loop, Window, share_of
+from starseq.train.metrics import Metrics, read_metrics
+from starseq.train.processes import start
+from starseq.train.schedule import rate_factor
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.corpus(tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than training here."""
+    if request.node.name != "test_what_a_run_leaves":
+        monkeypatch.setattr("starseq.jobs.train._draw_curves", lambda folder: None)
+
+
+class Killed(Exception):
+    pass
+
+
+def kill_at(step: int) -> Callable[[Metrics], None]:
+    def hook(metrics: Metrics) -> None:
+        if metrics.step >= step:
+            raise Killed
+
+    return hook
+
+
+def differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """Where two trees of tensors and values are not the same, bit for bit."""
+    if isinstance(one, Tensor):
+        return [] if torch.equal(one, other) else [path]
+    if isinstance(one, dict):
+        if one.keys() != other.keys():
+            return [f"{path}: {set(one) ^ set(other)}"]
+        return [place for key in one for place in differences(one[key], other[key], f"{path}.{key}")]
+    if isinstance(one, (list, tuple)):
+        if len(one) != len(other):
+            return [f"{path}: {len(one)} and {len(other)}"]
+        return [
+            place for i, pair in enumerate(zip(one, other, strict=True)) for place in differences(*pair, f"{path}[{i}]")
+        ]
+    return [] if one == other else [f"{path}: {one} and {other}"]
+
+
+def without_clock(folder: Path) -> tuple[Any, Any]:
+    """The checkpoint and the metrics of a run, less what depends on the time of day."""
+    state = load_checkpoint(folder / "last.ckpt")
+    for part in ("position", "sums"):
+        state[part].pop("seconds")
+    rows = read_metrics(folder / "metrics.csv")
+    for row in rows:
+        for name in ("seconds", "seconds_left", "frames_per_second"):
+            row.pop(name)
+    return state, rows
+
+
+CASES = {
+    "dropout and augmentation": ("data.augment={name: random_projective, max_shift: 3}",),
+    "accumulation": ("optim.batches_per_step=3",),
+    "adagrad on a plateau": (
+        "optim.name=adagrad", "optim.schedule={name: plateau, patience: 1}", "trainer.eval_every=2",
+    ),
+    "momentum, bf16": ("optim.name=sgd", "optim.momentum=0.9", "trainer.precision=bf16", "optim.lr=0.001"),
+    "workers": ("data.workers=1", "data.cache=false"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_stopped_run_goes_on_exactly(case: str, root: Path, tmp_path: Path) -> None:
+    recipe = tiny.recipe(root, *CASES[case])
+    train(recipe, tmp_path / "whole")
+    for step in (2, 9, 20):  # before the first checkpoint, after it, in the middle of an epoch
+        with pytest.raises(Killed):
+            train(recipe, tmp_path / "stopped", resume=True, on_metrics=kill_at(step))
+    # What a kill can leave behind: a line cut off, a temporary file.
+    with open(tmp_path / "stopped" / "metrics.csv", "a") as file:
+        file.write("21,3,0.5")
+    (tmp_path / "stopped" / ".last.ckpt.0000.tmp").write_bytes(b"half")
+    result = train(None, tmp_path / "stopped", resume=True)
+    assert result.steps == tiny.STEPS
+    assert differences(without_clock(tmp_path / "whole"), without_clock(tmp_path / "stopped")) == []
+    whole, stopped = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped"))
+    assert whole == stopped
+
+
+def test_what_a_run_leaves(root: Path, tmp_path: Path) -> None:
+    folder, said, seen, bars = tmp_path / "run", [], [], []
+    recipe = tiny.recipe(root, "trainer.tensorboard=true")
+    result = train(
+        recipe, folder, progress=lambda done, total: bars.append((done, total)), on_metrics=seen.append, on_message=said.append
+    )  # fmt: skip
+    assert {"recipe.yaml", "tokens.txt", "model.safetensors", "last.ckpt", "metrics.csv", "results.json"} <= set(
+        os.listdir(folder)
+    )
+    assert (folder / "plots" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert list((folder / "tensorboard").iterdir())
+    assert "rows to train on" in said[0]
+    assert bars[-1] == (tiny.STEPS, tiny.STEPS)
+    rows = read_metrics(folder / "metrics.csv")
+    steps = [row["step"] for row in rows]
+    assert steps == sorted({*range(3, 25, 3), 8, 16, 24})  # logged every 3 steps and at evaluations, once each
+    assert [metrics.step for metrics in seen] == steps
+    evaluated = {row["step"]: row["dev_error"] for row in rows if row["dev_error"] is not None}
+    assert list(evaluated) == [8, 16, 24]
+    assert result.best_error == pytest.approx(min(e for e in evaluated.values() if e is not None), rel=1e-5)
+    last = rows[-1]
+    assert last["p"] == 0.5
+    assert all(last[name] is not None for name in ("inserted_per_label", "blank_share", "grad_norm", "lr"))
+    assert runs.read_results(folder)["train"]["steps"] == tiny.STEPS
+    run = runs.load(folder)
+    assert (run.step, run.dev_error) == (result.best_step, result.best_error)
+    # A run that is done has nothing to resume.
+    assert train(recipe, folder, resume=True).steps == tiny.STEPS
+
+
+def test_penalty_and_rate_move_with_steps_not_with_batches(root: Path, tmp_path: Path) -> None:
+    seen: list[Metrics] = []
+    settings = ("optim.batches_per_step=2", "penalty={p0: 0.5, p_max: 0.9, half_life: 3}", "trainer.log_every=1")
+    train(tiny.recipe(root, *settings, "trainer.max_steps=7"), tmp_path / "run", on_metrics=seen.append)
+    assert [metrics.p for metrics in seen] == pytest.approx([0.9 - 0.4 * 2 ** (-t / 3) for t in range(7)])
+    expected = [0.01 * rate_factor("cosine", t, 0, warmup_steps=4, max_steps=7) for t in range(7)]
+    assert [metrics.lr for metrics in seen] == pytest.approx(expected)
+
+
+def test_epochs_end_a_run_too(root: Path, tmp_path: Path) -> None:
+    settings = ("trainer.max_steps=null", "trainer.max_epochs=2", "optim.schedule.name=constant", "data.splits.dev=[]")
+    result = train(tiny.recipe(root, *settings), tmp_path / "run")
+    # 30 lines in batches of 4 make 8 steps or a few more, where buckets end.
+    assert result.epochs == 2
+    assert 14 <= result.steps <= 24
+    assert result.best_error is None
+    assert runs.load(tmp_path / "run").step == result.steps  # without dev, the last weights
+
+
+class _Poison(torch.nn.Module):
+    """The model, but NaN for the utterances of one step."""
+
+    def __init__(self, model: torch.nn.Module, calls: set[int]) -> None:
+        super().__init__()
+        self.inner, self.calls, self.count = model, calls, 0
+        self.stride = model.stride
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        logits, lengths = self.inner(x, lengths)
+        if self.training:
+            self.count += 1
+            if self.count in self.calls:
+                logits = logits.index_fill(0, torch.tensor([0]), torch.nan)
+        return logits, lengths
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> None:
+    network = Recipe.network
+    monkeypatch.setattr(Recipe, "network", lambda self, vocabulary: _Poison(network(self, vocabulary), calls))
+
+
+def test_a_loss_that_is_not_finite_is_skipped(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poisoned(monkeypatch, {5})
+    said: list[str] = []
+    recipe = tiny.recipe(root, "trainer.on_nonfinite=skip", "trainer.max_steps=8")
+    result = train(recipe, tmp_path / "run", on_message=said.append)
+    assert (result.steps, result.skipped) == (8, 1)
+    (saved,) = (tmp_path / "run").glob("nonfinite-step4-*.safetensors")
+    with safe_open(saved, "pt") as file:
+        facts = json.loads(file.metadata()["starseq"])
+        losses = file.get_tensor("losses")
+        assert file.get_tensor("x").shape[0] == len(facts["ids"])
+    assert torch.isnan(losses).tolist() == [True] + [False] * (len(losses) - 1)
+    sentence = next(sentence for sentence in said if "not finite" in sentence)
+    assert facts["ids"][0] in sentence
+    assert facts["ids"][1] not in sentence
+    state = load_checkpoint(tmp_path / "run" / "last.ckpt")
+    assert state["penalty"]["step"] == 8  # a skipped step does not move it
+    assert all(torch.isfinite(tensor).all() for tensor in state["model"].values())
+
+
+def test_half_precision_gradients_that_overflow_only_lower_their_scale(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoned(monkeypatch, {8})
+    scale = torch.amp.GradScaler
+    monkeypatch.setattr(
+        "torch.amp.GradScaler", lambda device, enabled: scale(device, init_scale=2.0**20, enabled=enabled)
+    )
+    said: list[str] = []
+    recipe = tiny.recipe(root, "trainer.precision=fp16", "trainer.on_nonfinite=skip", "trainer.max_steps=6")
+    result = train(recipe, tmp_path / "run", on_message=said.append)
+    state = load_checkpoint(tmp_path / "run" / "last.ckpt")
+    assert state["scaler"]["scale"] < 2.0**20
+    assert (result.steps, state["penalty"]["step"]) == (6, 6)
+    assert result.skipped > 1
+    assert sum("not finite" in sentence for sentence in said) == 1  # the loss, not the scale
+    assert all(torch.isfinite(tensor).all() for tensor in state["model"].values())
+
+
+def test_a_loss_that_is_not_finite_stops(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poisoned(monkeypatch, {5})
+    with pytest.raises(
+        DataError, match=r"step 4: the loss is not finite, from train-0\d+; the batch is saved as .*nonfinite"
+    ):
+        train(tiny.recipe(root), tmp_path / "run")
+
+
+def test_a_run_that_learns_nothing_any_more_stops(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poisoned(monkeypatch, set(range(3, 100)))
+    with pytest.raises(DataError, match="no finite loss or gradient in 20 steps"):
+        train(tiny.recipe(root, "trainer.on_nonfinite=skip", "trainer.max_steps=50"), tmp_path / "run")
+
+
+def test_a_full_disk_is_one_sentence(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, full = os.fsync, False
+
+    def fsync(descriptor: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    def hook(metrics: Metrics) -> None:
+        nonlocal full
+        full = metrics.step >= 9  # the checkpoint of step 6 is there, that of 12 fails
+
+    monkeypatch.setattr("starseq.data.files.os.fsync", fsync)
+    recipe = tiny.recipe(root)
+    with pytest.raises(DataError, match=r"No space left on device\); the checkpoint of step 6 is whole: make room"):
+        train(recipe, tmp_path / "run", on_metrics=hook)
+    full = False
+    assert train(recipe, tmp_path / "run", resume=True).steps == tiny.STEPS
+    assert not list((tmp_path / "run").glob(".*.tmp"))
+
+
+def test_a_file_that_vanishes_in_the_middle_of_an_epoch(root: Path, tmp_path: Path) -> None:
+    rows = []
+    for row in read_manifest(root / "manifest.jsonl"):
+        (tmp_path / f"{row.id}.png").write_bytes(read_bytes(row, root))
+        rows.append({key: row[key] for key in ("id", "path", "text", "split", "width", "height")})
+    write_manifest(tmp_path / "manifest.jsonl", rows)
+
+    def hook(metrics: Metrics) -> None:
+        for path in tmp_path.glob("train-*.png"):
+            path.unlink()
+
+    with pytest.raises(ManifestError, match=r"manifest\.jsonl, line \d+: train-0\d+\.png: no such file"):
+        train(tiny.recipe(tmp_path, "data.cache=false"), tmp_path / "run", on_metrics=hook)
+
+
+def test_other_data_are_not_resumed_on(root: Path, tmp_path: Path) -> None:
+    recipe = tiny.recipe(root)
+    with pytest.raises(Killed):
+        train(recipe, tmp_path / "run", on_metrics=kill_at(9))
+    other = tiny.corpus(tmp_path / "other", train=20)
+    with pytest.raises(DataError, match="the saved batches are those of other data"):
+        train(tiny.recipe(other), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", None])
+def test_a_damaged_checkpoint_is_said(damage: bytes | None, root: Path, tmp_path: Path) -> None:
+    recipe = tiny.recipe(root)
+    with pytest.raises(Killed):
+        train(recipe, tmp_path / "run", on_metrics=kill_at(9))
+    path = tmp_path / "run" / "last.ckpt"
+    path.write_bytes(path.read_bytes()[:3000] if damage is None else damage)
+    with pytest.raises(DataError, match=r"last\.ckpt: the checkpoint is damaged"):
+        train(recipe, tmp_path / "run", resume=True)
+
+
+def test_a_checkpoint_runs_nothing_when_it_is_read(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "evil"),)
+
+    torch.save({"starseq": 1, "x": Evil()}, tmp_path / "last.ckpt")
+    with pytest.raises(DataError, match="damaged"):
+        load_checkpoint(tmp_path / "last.ckpt")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_an_adaptive_penalty_is_fed(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[torch.Size, int]] = []
+    observe = lambda self, inserted, lengths: seen.append((inserted.shape, len(lengths)))  # noqa: E731
+    monkeypatch.setattr(InsertionPenalty, "observe", observe, raising=False)
+    train(tiny.recipe(root, "optim.batches_per_step=2", "trainer.max_steps=3"), tmp_path / "run")
+    assert len(seen) in (5, 6)  # every batch, also of steps that are not logged
+    assert all(shape[0] == count and shape[1] > 1 for shape, count in seen)
+
+
+def test_the_gradient_is_that_of_the_mean_over_the_window(root: Path, tmp_path: Path) -> None:
+    """Batches of unequal size, accumulated, against one batch of all their items."""
+
+    def gradients(window: list[list[int]]) -> tuple[float, list[Tensor]]:
+        loop = loop_of(tiny.recipe(root, "model.dropout=0"), tmp_path)
+        items = loop.data.train
+        pending = loop.backward(Window(0, 0, [collate([items[i] for i in batch]) for batch in window]))
+        grads = [p.grad for p in loop.network.parameters() if p.grad is not None]
+        return float(pending.total / pending.counts[0]), grads
+
+    apart, together = gradients([[0, 1, 2, 3, 4], [5], [6, 7]]), gradients([list(range(8))])
+    assert apart[0] == pytest.approx(together[0], rel=1e-5)
+    for one, other in zip(apart[1], together[1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def loop_of(recipe: Recipe, folder: Path) -> Loop:
+    return build_loop(recipe, folder, start(accelerator="cpu"), Hooks())
+
+
+def test_shares_of_a_step() -> None:
+    assert (share_of(32, 1), share_of(32, 8)) == (32, 4)
+    with pytest.raises(DataError, match="32 batches cannot be shared equally by 6 processes"):
+        share_of(32, 6)

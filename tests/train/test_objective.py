@@ -1,0 +1,75 @@
+"""The objective: sums over labels, closed gaps, what is counted."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from starseq.data.dataset import Batch
+from starseq.loss import selfless_ctc_loss, stc_loss
+from starseq.penalty import InsertionPenalty
+from starseq.train.objective import Objective
+
+
+def table(x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """A model whose output is its input."""
+    return x, lengths
+
+
+@pytest.fixture
+def batch() -> Batch:
+    draw = torch.Generator().manual_seed(0)
+    gaps = torch.tensor([[True, True, True, True], [False, True, False, False]])
+    return Batch(
+        ["a", "b"], torch.randn(2, 9, 5, generator=draw), torch.tensor([9, 7]), torch.tensor([[1, 2, 2], [3, 4, 0]]),
+        torch.tensor([3, 2]), gaps, ["122", "34"],
+    )  # fmt: skip
+
+
+def test_the_loss_is_the_sum_over_labels_with_closed_gaps(batch: Batch) -> None:
+    scored = Objective("stc", InsertionPenalty(0.4, 0.4))(table, batch, inserted=True, blanks=True)
+    gaps = torch.where(batch.open, torch.tensor(0.4).log(), torch.tensor(-math.inf))
+    expected = stc_loss(
+        batch.x, batch.targets, batch.lengths, batch.target_lengths, penalty=gaps, reduction="none", batch_first=True
+    )
+    torch.testing.assert_close(scored.losses, expected)
+    assert scored.inserted is not None
+    assert scored.inserted.shape == (2, 4)
+    assert not scored.inserted[1, [0, 2]].any()
+    blanks = sum(int((batch.x[b, :n].argmax(1) == 0).sum()) for b, n in enumerate(batch.lengths.tolist()))
+    assert scored.blanks is not None
+    assert scored.blanks.item() == pytest.approx(blanks / 16)
+
+
+def test_all_gaps_closed_is_selfless_ctc(batch: Batch) -> None:
+    batch.open = torch.zeros_like(batch.open)
+    closed = Objective("stc", InsertionPenalty())(table, batch).losses
+    expected = selfless_ctc_loss(
+        batch.x, batch.targets, batch.lengths, batch.target_lengths, reduction="none", batch_first=True
+    )
+    torch.testing.assert_close(closed, expected)
+
+
+def test_without_star_nothing_is_inserted(batch: Batch) -> None:
+    scored = Objective("ctc", InsertionPenalty())(table, batch, inserted=True)
+    assert scored.inserted is None
+    assert scored.blanks is None
+
+
+def test_half_precision_is_that_of_the_model_alone(batch: Batch) -> None:
+    layer = torch.nn.Linear(5, 5)
+    seen: list[torch.dtype] = []
+
+    def model(x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        logits = layer(x)
+        seen.append(logits.dtype)
+        return logits, lengths
+
+    full = Objective("stc", InsertionPenalty())(model, batch).losses
+    half = Objective("stc", InsertionPenalty(), precision="bf16")(model, batch).losses
+    assert seen == [torch.float32, torch.bfloat16]
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, full, rtol=0.02, atol=0.05)
