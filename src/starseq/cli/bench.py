@@ -14,11 +14,16 @@ from starseq.cli._app import app, progress_bar
 def bench(
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to run.")] = "cpu",
     case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.", show_default="all")] = None,
+    train: Annotated[bool, typer.Option("--train", help="Also steps of training, of the published models.")] = False,
     scaling: Annotated[bool, typer.Option("--scaling", help="Also how cost grows with frames and vocabulary.")] = False,
     data: Annotated[bool, typer.Option("--data", help="Also the data tools, on the corpora in --corpora.")] = False,
-    corpora: Annotated[Path, typer.Option(help="Folder of manifests and archives for --data.")] = Path(
-        "../shared/data"
-    ),
+    corpora: Annotated[
+        Path, typer.Option(help="Folder of manifests and archives for --data, text for --decode.")
+    ] = Path("../shared/data"),
+    decode: Annotated[bool, typer.Option("--decode", help="Also greedy reading, beam search and rescoring.")] = False,
+    lm: Annotated[
+        Path | None, typer.Option(help="5-gram for --decode.", show_default="estimated, which takes minutes")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="Time to spend on each case.")] = 8.0,
     save: Annotated[Path | None, typer.Option(help="CSV file to add the results to.", show_default="none")] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit 1 where a ratio is above its target.")] = False,
@@ -29,8 +34,16 @@ def bench(
 
     with progress_bar("Measuring") as progress:
         rows = job.bench(device, case or (), scaling=scaling, seconds=seconds, progress=progress)
+        if train:
+            from starseq.jobs.bench_train import bench_train
+
+            rows += bench_train(device, progress=progress)
         if data:
             rows += job.bench_data(corpora, progress=progress)
+        if decode:
+            from starseq.jobs.bench_decode import bench_decode
+
+            rows += bench_decode(corpora, lm, progress=progress)
     typer.echo(job.table(rows))
     if save is not None:
         job.save(rows, save)

@@ -185,9 +185,10 @@ def load(path: Path) -> list[Measurement]:
 
 
 def tables(path: Path) -> dict[str, str]:
-    """Markdown tables from results.csv: "cpu" and "cuda", the cases; "scaling", what grows; "data", the tools for data."""
+    """Markdown tables from results.csv: "cpu" and "cuda", the cases; "scaling", what grows; "train", steps of training; "data",
+    the tools for data and the rest."""
     rows = load(path)
-    gpu = [row for row in rows if "NVIDIA" in row.device]
+    gpu = [row for row in rows if "NVIDIA" in row.device and _is_loss(row)]
     cpu = [row for row in rows if "NVIDIA" not in row.device and _is_loss(row)]
     growing = {case.name for case in SCALING}
     return {
@@ -195,7 +196,8 @@ def tables(path: Path) -> dict[str, str]:
         "cpu": table(cpu),
         "cuda": table([row for row in gpu if row.case not in growing]),
         "scaling": table([row for row in gpu if row.case in growing]),
-        "data": table([row for row in rows if not _is_loss(row)]),
+        "train": table([row for row in rows if _is_step(row)]),
+        "data": table([row for row in rows if not _is_loss(row) and not _is_step(row)]),
     }
 
 
@@ -205,10 +207,13 @@ def table(rows: Sequence[Measurement], brief: bool = False) -> str:
     for machine in dict.fromkeys((row.device, row.torch, row.starseq) for row in rows):
         here = [row for row in rows if (row.device, row.torch, row.starseq) == machine]
         losses = [row for row in here if _is_loss(row)]
-        others = [row for row in here if not _is_loss(row)]
+        steps = [row for row in here if _is_step(row)]
+        others = [row for row in here if not _is_loss(row) and not _is_step(row)]
         lines = ["{}, torch {}, starseq {}:".format(*machine), ""]
         if losses:
             lines += _ratios(losses) if brief else _losses(losses)
+        if steps:
+            lines += ["", *_steps(steps)] if losses else _steps(steps)
         if others:
             lines += ["| what | of | measured |", "|---|---|---|"]
             lines += [f"| {row.case} | {row.shape} | {row.p50:.4g} {row.unit} |" for row in others]
@@ -244,7 +249,26 @@ def plot(path: Path, out: Path) -> None:
 
 
 def _is_loss(row: Measurement) -> bool:
-    return row.provider.split(",")[0] in PROVIDERS
+    return row.provider.split(",")[0] in PROVIDERS and not _is_step(row)
+
+
+def _is_step(row: Measurement) -> bool:
+    """A row of `bench_train`."""
+    return row.case.startswith("train-")
+
+
+def _steps(rows: Sequence[Measurement]) -> list[str]:
+    lines = [
+        "| model | B, T, V, U | type | criterion | ms a step, median (20th to 80th percentile) "
+        "| over the faster CTC | utterances a second | peak memory, MiB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    found = {(row.case, row.shape, row.dtype, row.provider, row.metric): row for row in rows}
+    for key in dict.fromkeys(key[:4] for key in found):
+        spent, ratio, speed, memory = (found[(*key, metric)] for metric in ("time", "ratio", "speed", "memory"))
+        times = f"{spent.p50:.4g} ({spent.p20:.4g} to {spent.p80:.4g})"
+        lines.append(f"| {' | '.join(key)} | {times} | {ratio.p50:.3f} | {speed.p50:.4g} | {memory.p50:.4g} |")
+    return lines
 
 
 def _losses(rows: Sequence[Measurement]) -> list[str]:

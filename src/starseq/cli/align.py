@@ -1,0 +1,49 @@
+"""`starseq align`: times of every known label, and of what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from starseq.cli._app import app, progress_bar
+
+
+@app.command()
+def align(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `starseq train`.")],
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Rows with full or partial labels.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder to write to.")],
+    format: Annotated[
+        Literal["json", "ctm", "textgrid"],
+        typer.Option(help="JSON Lines, NIST's CTM, or a Praat TextGrid for each row."),
+    ] = "json",
+    split: Annotated[str | None, typer.Option(help="Only the rows of this split.")] = None,
+    log_penalty: Annotated[
+        float | None, typer.Option("--lambda", help="Log-weight of a missing label.", show_default="the run's")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")] = "auto",
+    root: Annotated[
+        Path | None, typer.Option(help="No path may lead out of this folder.", show_default="the manifest's folder")
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="List files that cannot be read in failed.jsonl, and go on.")
+    ] = False,
+) -> None:
+    """Find where every known label lies, where labels are missing, and how many.
+
+    Places are seconds of audio or pixel columns of an image. Rows that cannot be aligned are listed in failed.jsonl; then
+    the exit code is 1. A job that was stopped goes on where it was.
+    """
+    from starseq.jobs import align as job
+
+    with progress_bar("Aligning") as progress:
+        counts = job.align(
+            run, manifest, out, format=format, split=split, log_penalty=log_penalty, device=device, root=root,
+            skip_bad=skip_bad, progress=progress,
+        )  # fmt: skip
+    typer.echo(f"{out}: {counts.done:,} of {counts.rows:,} rows aligned")
+    if counts.failed:
+        typer.echo(f"starseq: {counts.failed:,} rows failed, see {out / 'failed.jsonl'}", err=True)
+        raise SystemExit(1)

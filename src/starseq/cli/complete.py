@@ -1,0 +1,50 @@
+"""`starseq complete`: fills the holes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from starseq.cli._app import app, progress_bar
+
+
+@app.command()
+def complete(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `starseq train`.")],
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Rows with partial labels.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Manifest to write.")],
+    split: Annotated[str | None, typer.Option(help="Only the rows of this split.")] = None,
+    lm: Annotated[Path | None, typer.Option(help="n-gram language model over the run's tokens, ARPA or .gz.")] = None,
+    alpha: Annotated[float, typer.Option(help="Weight of the language model.")] = 0.0,
+    beta: Annotated[float, typer.Option(help="Added for every token.")] = 0.0,
+    beam: Annotated[int, typer.Option(help="Prefixes that are kept after each frame.")] = 100,
+    beam_threshold: Annotated[float, typer.Option(help="Drop prefixes that are worse than the best by more.")] = 25.0,
+    tokens_per_frame: Annotated[int, typer.Option(help="The likeliest tokens of each frame extend prefixes.")] = 50,
+    nbest: Annotated[int, typer.Option(help="Write so many transcripts of each row, in the field hyps.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")] = "auto",
+    root: Annotated[
+        Path | None, typer.Option(help="No path may lead out of this folder.", show_default="the manifest's folder")
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="List files that cannot be read in failed.jsonl, and go on.")
+    ] = False,
+) -> None:
+    """Fill the holes: the best full transcript that contains the known labels.
+
+    Closed gaps stay closed. Each token that was added has a place and a confidence. Rows without any completion are listed
+    in failed.jsonl; then the exit code is 1. A job that was stopped goes on where it was.
+    """
+    from starseq.jobs import complete as job
+
+    with progress_bar("Completing") as progress:
+        counts = job.complete(
+            run, manifest, out, split=split, lm=lm, alpha=alpha, beta=beta, beam=beam, beam_threshold=beam_threshold,
+            tokens_per_frame=tokens_per_frame, nbest=nbest, device=device, root=root, skip_bad=skip_bad,
+            progress=progress,
+        )  # fmt: skip
+    typer.echo(f"{out}: {counts.done:,} of {counts.rows:,} rows completed")
+    if counts.failed:
+        typer.echo(f"starseq: {counts.failed:,} rows failed, see {out.with_name('failed.jsonl')}", err=True)
+        raise SystemExit(1)

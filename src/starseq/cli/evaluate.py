@@ -1,0 +1,67 @@
+"""`starseq evaluate`: error rates of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from starseq.cli._app import app, progress_bar
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `starseq train`.")],
+    manifest: Annotated[
+        Path | None, typer.Argument(metavar="[MANIFEST]", help="Another manifest than the one it was trained on.")
+    ] = None,
+    split: Annotated[
+        list[str] | None, typer.Option(help="Only this split; may be repeated.", show_default="the run's dev and test")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")] = "auto",
+    root: Annotated[
+        Path | None, typer.Option(help="No path may lead out of this folder.", show_default="the manifest's folder")
+    ] = None,
+    lm: Annotated[
+        Path | None,
+        typer.Option(help="Also a beam search with this n-gram model: ARPA, plain or .gz, or KenLM's binary."),
+    ] = None,
+    lexicon: Annotated[Path | None, typer.Option(help="Words that a model of letters is held to, one a line.")] = None,
+    rescore: Annotated[
+        Path | None,
+        typer.Option(help="Also its n best reordered by this language model: ours, Hugging Face's, or ARPA."),
+    ] = None,
+    alpha: Annotated[float | None, typer.Option(help="Weight of --lm.", show_default="as tuned")] = None,
+    beta: Annotated[float | None, typer.Option(help="Weight of the length.", show_default="as tuned")] = None,
+    rescore_alpha: Annotated[float | None, typer.Option(help="Weight of --rescore.", show_default="as tuned")] = None,
+    rescore_beta: Annotated[float | None, typer.Option(help="Weight of the length.", show_default="as tuned")] = None,
+    rescore_unit: Annotated[Literal["char", "word"], typer.Option(help="What --rescore-beta counts.")] = "char",
+    beam: Annotated[int, typer.Option(help="Hypotheses that the search keeps after each frame.")] = 500,
+    beam_tokens: Annotated[int, typer.Option(help="Tokens of each frame that extend them.")] = 50,
+    workers: Annotated[int, typer.Option(help="Processes that search; 0 is this one alone.")] = 2,
+    examples: Annotated[int, typer.Option(help="Show so many of the worst readings, and as many others.")] = 3,
+) -> None:
+    """Error rates per split: by greedy reading, with --lm by beam search, with --rescore after rescoring, side by side.
+
+    Prints a table and examples, adds to results.json of the run, and leaves what was read in its folder `readings`.
+    """
+    from starseq.decode.beam import Beam
+    from starseq.jobs import evaluate as job
+    from starseq.jobs.decode import BeamReader
+
+    with progress_bar("Reading") as progress:
+        reader = BeamReader(
+            lm, lexicon, rescore, alpha, beta, rescore_alpha, rescore_beta, rescore_unit,
+            Beam(size=beam, tokens=beam_tokens), workers, job.device_of(device), root, progress,
+        )  # fmt: skip
+        result = job.evaluate(
+            run, manifest, splits=split or (), device=device, root=root, methods=reader.methods(), progress=progress
+        )
+    typer.echo(result.table())
+    for part in result.splits:
+        if part.left_out:
+            typer.echo(f"{part.name}: {part.left_out:,} rows left out, for they have no complete text to compare with")
+    shown = result.examples(examples, examples) if examples > 0 else ""
+    if shown:
+        typer.echo(f"\n{shown}")

@@ -1,0 +1,32 @@
+"""`starseq report`: one page about some runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from starseq.cli._app import app
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders of `starseq train`.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page.", show_default="report.html in the first folder")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Split whose examples are shown.", show_default="test, or the last evaluated")
+    ] = None,
+    examples: Annotated[int, typer.Option(min=0, help="Lines to show: half of them the worst, half at random.")] = 6,
+    alignments: Annotated[int, typer.Option(min=0, help="Alignment pictures.")] = 3,
+    title: Annotated[str | None, typer.Option(help="Heading of the page.", show_default="the runs' names")] = None,
+) -> None:
+    """A self-contained HTML page: error rates, curves, examples with their errors marked, alignments.
+
+    Error rates and examples are those of `starseq evaluate`.
+    """
+    from starseq.jobs import report as job
+
+    typer.echo(f"{job.report(runs, out, split=split, examples=examples, alignments=alignments, title=title)}")

@@ -1,0 +1,58 @@
+"""`starseq tune`: the weights of language models, on dev."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from starseq.cli._app import app, progress_bar
+
+
+@app.command()
+def tune(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `starseq train`.")],
+    lm: Annotated[
+        Path | None, typer.Option(help="n-gram model of the search: ARPA, plain or .gz, or KenLM's binary.")
+    ] = None,
+    lexicon: Annotated[Path | None, typer.Option(help="Words that a model of letters is held to, one a line.")] = None,
+    rescore: Annotated[
+        Path | None, typer.Option(help="Language model that reorders the n best: ours, Hugging Face's, or ARPA.")
+    ] = None,
+    rescore_unit: Annotated[Literal["char", "word"], typer.Option(help="What beta counts when rescoring.")] = "char",
+    split: Annotated[str, typer.Option(help="The split to tune on.")] = "dev",
+    manifest: Annotated[
+        Path | None, typer.Option(help="Another manifest than the run's.", show_default="the run's")
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="No path may lead out of it.", show_default="the manifest's folder")
+    ] = None,
+    beam: Annotated[int, typer.Option(help="Hypotheses kept after each frame.")] = 500,
+    beam_tokens: Annotated[int, typer.Option(help="Tokens of each frame that extend them.")] = 50,
+    nbest: Annotated[int, typer.Option(help="Texts in each list.")] = 512,
+    alpha: Annotated[float, typer.Option(help="Weight of the language model in the first search.")] = 0.5,
+    beta: Annotated[float, typer.Option(help="Weight of the length in the first search.")] = 0.0,
+    rounds: Annotated[int, typer.Option(help="Searches at most.")] = 4,
+    workers: Annotated[int, typer.Option(help="Processes that search; 0 is this one alone.")] = 2,
+    device: Annotated[
+        str, typer.Option(help="Where models run: cpu, cuda, ...; auto is CUDA where there is one.")
+    ] = "auto",
+) -> None:
+    """Find alpha and beta with the fewest errors: log P(y|x) + alpha log P_LM(y) + beta |y|.
+
+    Writes tuned.json into the run, which `starseq evaluate` reads, and the error surface into its folder `plots`.
+    """
+    from starseq.decode.beam import Beam
+    from starseq.jobs.evaluate import device_of
+    from starseq.jobs.tune import tune as job
+
+    settings = Beam(size=beam, tokens=beam_tokens, nbest=nbest)
+    with progress_bar("Tuning") as progress:
+        result = job(
+            run, lm=lm, lexicon=lexicon, rescore=rescore, rescore_unit=rescore_unit, split=split, manifest=manifest,
+            root=root, beam=settings, alpha=alpha, beta=beta, rounds=rounds, workers=workers, device=device_of(device),
+            progress=progress,
+        )  # fmt: skip
+    typer.echo(result.report())
+    typer.echo(f"{run / 'tuned.json'}, {run / 'plots' / 'tune-beam.png'}")

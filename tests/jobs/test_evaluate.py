@@ -1,0 +1,237 @@
+"""`starseq evaluate` and `transcribe`: rates that jiwer agrees with, results that join others, sentences for bad files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jiwer
+import pytest
+from tests.run_folder import make_run
+
+from starseq import cli, runs
+from starseq.data.errors import DataError
+from starseq.data.manifest import read_bytes, read_manifest, write_manifest
+from starseq.jobs.evaluate import Scores, evaluate
+from starseq.jobs.report import report
+from starseq.jobs.transcribe import Failure, Transcript, transcribe
+from starseq.report.readings import read_readings
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    def call(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["starseq", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        captured = capsys.readouterr()
+        code = exit.value.code
+        return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "stc")
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "stc"))
+
+
+def image(run: Path, path: Path) -> Path:
+    """The first test line as a file."""
+    loaded = runs.load(run)
+    row = next(row for row in read_manifest(loaded.manifest) if row["split"] == "test")
+    path.write_bytes(read_bytes(row, loaded.manifest.parent))
+    return path
+
+
+def test_rates_are_those_of_jiwer_and_join_what_was_found_before(run: Path) -> None:
+    runs.update_results(run, evaluate={"test": {"beam": {"wer": 1.0}}, "old": {"greedy": {}}})
+    done: list[tuple[int, int | None]] = []
+    result = evaluate(run, device="cpu", progress=lambda *counts: done.append(counts))
+    assert [split.name for split in result.splits] == ["dev", "test"]
+    assert done[-1] == (4, 4)
+    saved = runs.read_results(run)
+    assert saved["train"]["steps"] == 20
+    assert saved["evaluate"]["old"] == {"greedy": {}}
+    assert saved["evaluate"]["test"]["beam"] == {"wer": 1.0}
+    for split in result.splits:
+        references = [reading.reference for reading in split.readings]
+        read = [reading.hypotheses["greedy"] for reading in split.readings]
+        truth = [row.text for row in read_manifest(run / "data" / "manifest.jsonl") if row["split"] == split.name]
+        assert references == truth  # the complete texts, not what the recipe's dropping leaves
+        found = saved["evaluate"][split.name]["greedy"]
+        assert found["cer"] == pytest.approx(100 * jiwer.cer(references, read), abs=1e-3)
+        assert found["wer"] == pytest.approx(100 * jiwer.wer(references, read), abs=1e-3)
+        assert found["sentences"] == 4
+        assert read_readings(run, split.name) == split.readings
+
+
+def test_other_methods_stand_beside_greedy(run: Path) -> None:
+    def perfect(run: runs.Run, manifest: Path, split: str | None) -> dict[str, str]:
+        return {row.id: row.text for row in read_manifest(manifest) if row["split"] == split}
+
+    result = evaluate(run, splits=["test"], methods={"perfect": perfect}, device="cpu")
+    (split,) = result.splits
+    assert list(split.methods) == ["greedy", "perfect"]
+    assert (split.methods["perfect"].characters.percent, split.methods["perfect"].right) == (0.0, 4)
+    assert "perfect" in result.table().splitlines()[2]
+    assert "[-" in result.examples(method="greedy")
+    page = report([run], examples=2, alignments=0).read_text()
+    assert "stc, perfect" in page
+
+
+def test_another_manifest_is_named_and_rows_without_a_complete_text_are_left_out(run: Path, tmp_path: Path) -> None:
+    rows = [row.fields for row in read_manifest(run / "data" / "manifest.jsonl")][:4]
+    for row in rows:
+        del row["split"]
+    rows[0]["text"] = "1*2"
+    rows[1] |= {"text": "1*2", "text_full": "1342"}
+    del rows[2]["text"]
+    write_manifest(run / "data" / "other.jsonl", rows, labelled=False)
+    (split,) = evaluate(run, run / "data" / "other.jsonl", device="cpu").splits
+    assert (split.name, split.left_out, len(split.readings)) == ("other: all", 2, 2)
+    assert split.readings[0].reference == "1342"
+    assert "other: all" in runs.read_results(run)["evaluate"]
+    write_manifest(run / "data" / "none.jsonl", [rows[2]], labelled=False)
+    with pytest.raises(DataError, match=r"none\.jsonl: no row has a complete text to compare with"):
+        evaluate(run, run / "data" / "none.jsonl", device="cpu")
+
+
+def test_scores_of_words_and_characters() -> None:
+    scores = Scores.of(["the quick fox", "oh"], ["the fox", "oh"])
+    assert (scores.words.deletions, scores.words.percent, scores.right) == (1, 25.0, 1)
+    assert scores.to_dict()["characters"]["deletions"] == 6
+
+
+def test_the_commands(run: Path, command: Command, tmp_path: Path) -> None:
+    done = command("evaluate", run, "--split", "test", "--device", "cpu")
+    assert done.code == 0
+    head, line, *_ = done.out.splitlines()
+    assert head.split()[:6] == ["split", "method", "WER", "%", "CER", "%"]
+    cer = runs.read_results(run)["evaluate"]["test"]["greedy"]["cer"]
+    assert f"{cer:.2f}" in line
+    assert "test, greedy, worst:" in done.out
+
+    good, bad = image(run, tmp_path / "a.png"), tmp_path / "bad.png"
+    bad.write_bytes(b"no image")
+    out = tmp_path / "texts.jsonl"
+    done = command("transcribe", run, bad, good, tmp_path / "none.png", "--json", "-o", out, "--device", "cpu")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.splitlines() == [
+        f"starseq: {bad}: not an image that can be decoded",
+        f"starseq: {tmp_path / 'none.png'}: no such file or directory",
+    ]
+    (found,) = map(json.loads, out.read_text().splitlines())
+    assert found["path"] == str(good)
+    assert found["unit"] == "columns"
+    done = command("transcribe", run, good, "--device", "cpu")
+    assert (done.code, done.out) == (0, f"{good}\t{found['text']}\n")
+
+    done = command("report", run)
+    assert (done.code, done.out) == (0, f"{run / 'report.html'}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["evaluate", "{run}", "--split", "tset"], "no row of split 'tset' (there are dev, test, train)"),
+        (["evaluate", "{run}", "none.jsonl"], "none.jsonl: no such file or directory"),
+        (["evaluate", "{tmp}"], "not a run folder that can be used"),
+        (["evaluate", "{run}", "--device", "cuda"], "device 'cuda' is asked for, and there is no CUDA device here"),
+        (["transcribe", "{tmp}/none", "a.png"], "no such run folder"),
+        (["report", "{run}", "--split", "test"], "split 'test' was not evaluated (there is none)"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    run: Path, command: Command, tmp_path: Path, arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    done = command(*(argument.format(run=run, tmp=tmp_path) for argument in arguments))
+    assert (done.code, done.out) == (2, "")
+    assert sentence in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_transcripts_have_places_in_the_file_as_it_is(run: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    small = image(run, tmp_path / "a.png")
+    large = tmp_path / "b.png"
+    with Image.open(small) as opened:
+        width, height = opened.size
+        opened.resize((2 * width, 2 * height)).save(large)
+    empty = tmp_path / "c.png"
+    empty.touch()
+    one, two, three = transcribe(run, [small, large, empty], device="cpu")
+    assert isinstance(one, Transcript)
+    assert isinstance(two, Transcript)
+    assert three == Failure(str(empty), f"{empty}: the file is empty")
+    assert one.text == "".join(token.token for token in one.tokens)
+    assert one.tokens  # a model with the weights it was born with reads something
+    for transcript, scale in ((one, 1), (two, 2)):
+        for token in transcript.tokens:
+            assert token.start % (4 * scale) == 0
+            assert token.start < token.end <= scale * width
+            assert 0 < token.confidence <= 1
+
+
+def test_speech_has_seconds(tmp_path: Path) -> None:
+    import numpy as np
+    import soundfile
+
+    overrides = ("data.reader={name: audio, rate: 16000, bands: 80}", "model.stride=3", "criterion.name=ctc")
+    run = make_run(tmp_path / "run", *overrides, lines=1)
+    noise = np.random.default_rng(0).normal(size=16_000).astype("float32") * 0.1
+    soundfile.write(tmp_path / "a.wav", noise, 16_000)
+    (found,) = transcribe(run, [tmp_path / "a.wav"], device="cpu")
+    assert isinstance(found, Transcript)
+    assert found.unit == "seconds"
+    assert all(0 <= token.start < token.end <= 1.0 for token in found.tokens)
+
+
+def test_a_page_about_runs_whatever_their_texts_and_names_hold(run: Path, tmp_path: Path) -> None:
+    evil = tmp_path / "<script>alert(1)<"
+    shutil.copytree(run, evil)
+    for folder in (run, evil):
+        evaluate(folder, splits=["test"], device="cpu")
+    readings = (evil / "readings" / "test.jsonl").read_text()
+    (evil / "readings" / "test.jsonl").write_text(readings.replace('"greedy": "', '"greedy": "<script>&'))
+    page = report([run, evil], tmp_path / "page.html", examples=4, alignments=2)
+    html = page.read_text()
+    assert "<script" not in html
+    assert "&lt;script&gt;" in html
+    assert html.count("<article>") == 4
+    assert html.count('<svg class="alignment"') == 2
+    assert html.count('<img src="data:image/png;base64,') == 4
+    assert "class=lost" in html  # the recipe drops labels, so what is left of them is shown
+    assert "50 % known" in html
+
+    shutil.rmtree(evil / "data")  # a corpus that was moved: texts, and no pictures
+    html = report([run, evil], tmp_path / "page.html", examples=4).read_text()
+    assert html.count("<article>") == 4
+    assert "<img" not in html
+
+
+def test_a_page_about_a_run_that_was_not_evaluated(run: Path) -> None:
+    html = report([run]).read_text()
+    assert "not evaluated yet" in html
+    assert "<article>" not in html
+    assert "error on dev, %" in html

@@ -1,0 +1,167 @@
+"""Tuning and reading with a beam, on a run whose emissions are made: what is right is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from starseq.data.errors import DataError
+from starseq.decode.beam import Beam
+from starseq.jobs import decode, tune
+from starseq.text.tokeniser import Tokeniser
+from starseq.text.vocabulary import Vocabulary
+
+WORDS = ["RED", "BREAD", "READ", "A", "BOOK"]
+TEXTS = ["READ A BOOK", "RED BREAD", "A RED BOOK", "READ A RED BOOK"] * 3
+# A model that has read these sentences: what it likes is right.
+ARPA = "\n\\data\\\nngram 1=8\nngram 2=9\n\n\\1-grams:\n-3\t<unk>\n-99\t<s>\t-0.5\n-1\t</s>\n" + "".join(
+    f"-1.2\t{word}\t-0.6\n" for word in WORDS
+) + "\n\\2-grams:\n" + "".join(
+    f"-0.2\t{pair}\n" for pair in
+    ("<s> READ", "<s> RED", "<s> A", "READ A", "A BOOK", "A RED", "RED BREAD", "RED BOOK", "BOOK </s>")
+) + "\n\\end\\\n"  # fmt: skip
+
+
+@dataclass
+class MadeRun:
+    """As much of a run as a search touches."""
+
+    folder: Path
+    tokeniser: Tokeniser
+    criterion: str = "stc"
+    recipe: object = None
+
+    @property
+    def manifest(self) -> Path:
+        return self.folder / "manifest.jsonl"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeRun:
+    """Emissions in which RED and READ, and A and nothing, are told apart badly."""
+    made = MadeRun(tmp_path / "run", Tokeniser(Vocabulary(WORDS), "word"))
+    made.folder.mkdir()
+    (made.folder / "model.safetensors").write_bytes(b"weights")
+    made.manifest.write_text("")
+    (tmp_path / "lm.arpa").write_text(ARPA)
+    asked = []
+
+    def emissions(run, manifest, *, split, device, root, progress):
+        asked.append(split)
+        for number, text in enumerate(TEXTS):
+            generator = torch.Generator().manual_seed(number)
+            logits = torch.randn(8, len(WORDS) + 1, generator=generator)
+            logits[:, 0] += 4
+            for place, word in enumerate(text.split()):
+                logits[2 * place, 0] -= 3
+                logits[2 * place, made.tokeniser.vocabulary.index(word)] += 2.5
+            yield SimpleNamespace(id=f"u{number}", log_probs=logits.log_softmax(1), reference=text)
+
+    monkeypatch.setattr(tune.runs, "load", lambda folder: made)
+    for module in (tune, decode):
+        monkeypatch.setattr(module, "data_root", lambda recipe, folder: None)
+    monkeypatch.setattr(decode, "emissions", emissions)
+    made.asked = asked
+    return made
+
+
+def test_the_weights_found_read_better_and_are_kept(run: MadeRun, tmp_path: Path) -> None:
+    lm = tmp_path / "lm.arpa"
+    found = tune.tune(run.folder, lm=lm, beam=Beam(size=20))
+    assert found.metric == "WER"
+    assert found.beam.percent < found.greedy
+    assert found.beam.percent == min(point.percent for point in found.rounds)
+    assert found.rounds[0].alpha == 0.5
+    record = json.loads((run.folder / "tuned.json").read_text())
+    assert (record["beam"]["alpha"], record["beam"]["percent"]) == (found.beam.alpha, found.beam.percent)
+    assert json.loads((run.folder / "results.json").read_text())["tune"] == record
+    assert (run.folder / "plots" / "tune-beam.png").read_bytes().startswith(b"\x89PNG")
+    assert [line.split()[0] for line in found.report().splitlines()] == ["alpha", "greedy", "beam"]
+
+    # A search with these weights gives that very error rate, and `evaluate` would take them from the run.
+    reader = decode.BeamReader(lm=lm, beam=Beam(size=20))
+    texts = reader.methods()["beam"](run, run.manifest, "dev")
+    errors = tune.wer(TEXTS, [texts[f"u{n}"] for n in range(len(TEXTS))])
+    assert errors.percent == pytest.approx(found.beam.percent)
+    assert run.asked == ["dev"]  # the model ran once
+
+
+def test_rescoring_has_weights_of_its_own(run: MadeRun, tmp_path: Path) -> None:
+    lm = tmp_path / "lm.arpa"
+    found = tune.tune(run.folder, lm=None, rescore=lm, beam=Beam(size=20))
+    assert found.beam.alpha == 0
+    assert found.rescore is not None
+    assert found.rescore.percent < found.beam.percent
+    assert found.rescore.alpha > 0
+    assert (run.folder / "plots" / "tune-rescore.png").exists()
+    reader = decode.BeamReader(rescore_lm=lm, beam=Beam(size=20))
+    assert list(reader.methods()) == ["beam", "rescored"]
+    texts = reader.methods()["rescored"](run, run.manifest, "dev")
+    assert tune.wer(TEXTS, [texts[f"u{n}"] for n in range(len(TEXTS))]).percent == pytest.approx(found.rescore.percent)
+
+
+def test_a_stopped_search_goes_on(run: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[str] = []
+    real = decode.search_all
+
+    def stopping(search, emissions, **options):
+        for nbest in real(search, emissions, **options):
+            if len(searched) == 5:
+                searched.append("stop")
+                raise KeyboardInterrupt
+            searched.append(nbest.id)
+            yield nbest
+
+    monkeypatch.setattr(decode, "search_all", stopping)
+    cache = decode.cached_emissions(run, run.manifest, split="dev")
+    search = decode.search_of(run, lm=tmp_path / "lm.arpa", alpha=0.5)
+    with pytest.raises(KeyboardInterrupt):
+        decode.nbest_lists(search, cache, run.folder)
+    seen: list[tuple[int, int | None]] = []
+    lists = decode.nbest_lists(search, cache, run.folder, progress=lambda done, total: seen.append((done, total)))
+    assert [nbest.id for nbest in lists] == cache.ids
+    assert [id for id in searched if id != "stop"] == cache.ids  # none twice
+    assert seen[-1] == (len(TEXTS), len(TEXTS))
+    before = len(searched)
+    assert decode.nbest_lists(search, cache, run.folder) == lists
+    assert len(searched) == before
+    assert len(decode.nbest_lists(search.at(0.6, 0.0), cache, run.folder)) == len(TEXTS)
+    assert len(searched) > before
+
+
+def test_a_changed_model_is_read_anew(run: MadeRun) -> None:
+    for _ in range(2):
+        decode.cached_emissions(run, run.manifest, split="dev")
+    (run.folder / "model.safetensors").write_bytes(b"other weights")
+    decode.cached_emissions(run, run.manifest, split="dev")
+    assert run.asked == ["dev", "dev"]
+
+
+def test_missing_weights_are_a_sentence(run: MadeRun, tmp_path: Path) -> None:
+    lm = tmp_path / "lm.arpa"
+    reader = decode.BeamReader(lm=lm)
+    with pytest.raises(DataError, match="weights of beam are not tuned: run `starseq tune`"):
+        reader.read_by_beam(run, run.manifest, "dev")
+    (run.folder / "tuned.json").write_text(json.dumps({"beam": {"alpha": 1.0, "beta": 0.0, "lm": "other.arpa"}}))
+    with pytest.raises(DataError, match=r"were tuned with other\.arpa"):
+        reader.read_by_beam(run, run.manifest, "dev")
+    assert decode.BeamReader(lm=lm, alpha=0.5, beta=0.0).read_by_beam(run, run.manifest, "dev")
+    (run.folder / "tuned.json").write_text("{")
+    with pytest.raises(DataError, match=r"tuned\.json: damaged"):
+        reader.read_by_beam(run, run.manifest, "dev")
+    assert decode.BeamReader().methods() == {}
+    with pytest.raises(ValueError, match="alpha: a weight of 2 needs a language model, and none was given"):
+        decode.BeamReader(alpha=2.0).methods()
+    with pytest.raises(ValueError, match="needs a language model to rescore with"):
+        decode.BeamReader(lm=lm, rescore_alpha=2.0).methods()
+
+
+def test_an_empty_split_is_a_sentence(run: MadeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(decode, "emissions", lambda *_, **__: iter(()))
+    with pytest.raises(DataError, match="no rows in the split 'dev' to tune on"):
+        tune.tune(run.folder, lm=tmp_path / "lm.arpa")

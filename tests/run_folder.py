@@ -1,0 +1,35 @@
+"""A run folder without training: digit lines, and a small model with the weights it was born with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from starseq.config import load_recipe
+from starseq.corpora import digits
+from starseq.data.files import write_text
+from starseq.runs.folder import METRICS, save_model, update_results
+from starseq.text.vocabulary import Vocabulary
+
+METRICS_CSV = (
+    "step,epoch,loss,loss_per_label,blank_share,inserted_per_label,p,dev_error,mood\n"
+    "10,0,9,3.1,0.9,0.5,0.5,,7\n20,0,8,2.5,0.8,,0.5,61.5,7\n"
+)
+
+
+def make_run(folder: Path, *overrides: str, recipe: str = "digits@0.5", lines: int = 4, seed: int = 0) -> Path:
+    """A folder that `starseq.runs.load` takes; its data, of so many lines for each split, is inside."""
+    sizes = [f"data.corpus.{split}={lines}" for split in ("train", "dev", "test")]
+    made = load_recipe(recipe, [*sizes, "model.width=16", "model.layers=1", *overrides])
+    digits.prepare(folder / "data", train=lines, dev=lines, test=lines)
+    vocabulary = Vocabulary("0123456789")
+    torch.manual_seed(seed)
+    model = made.network(vocabulary)
+    star = made.criterion.name == "stc"
+    save_model(folder, model, step=20, log_penalty=-0.6931 if star else None, dev_error=61.5)
+    write_text(folder / "tokens.txt", vocabulary.to_lines())
+    write_text(folder / "recipe.yaml", made.to_yaml())
+    write_text(folder / METRICS, METRICS_CSV)
+    update_results(folder, train={"steps": 20, "labels": 26, "labels_kept": 13})
+    return folder
