@@ -15,12 +15,15 @@ for frames, vocabulary, labels in ((7, 13, 3), (5, 1_203, 2), (37, 29, 70)):
         targets[2, 0] = 10**9  # never read out of bounds
         lengths = torch.tensor([frames, frames - 2, frames], device="cuda"), torch.tensor([labels, 1, 2], device="cuda")
         for loss in (starseq.stc_loss, starseq.ctc_loss, starseq.selfless_ctc_loss):
-            loss(logits, targets, *lengths, zero_infinity=True).backward()
+            for reduction in ("mean", "sum"):
+                loss(logits, targets, *lengths, zero_infinity=True, reduction=reduction).backward()
+        starseq.stc_loss(logits, targets, *lengths, return_inserted=True)
         for criterion in ("stc", "ctc"):
             penalty = torch.full((3, labels + 1), -0.7, device="cuda") if criterion == "stc" else None
             topology, tokens = op.label_graph(criterion, targets, lengths[1], penalty, "leftmost", 0)
             x = logits.detach().transpose(0, 1)
             scores = vocabulary_triton.scores(x, tokens, topology, lengths[0], normalized=True)
+            banded_triton.forward_backward(scores.stay, scores.enter, topology, lengths[0])
             banded_triton.viterbi(scores.stay, scores.enter, topology, lengths[0])
 torch.cuda.synchronize()
 print("every kernel ran")

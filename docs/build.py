@@ -1,7 +1,8 @@
 """Regenerates what commands make: the drawings that the pages name, and the tables between markers. Run by `make docs`.
 
 A drawing is made by the command that stands beside it: every line of a page that reads ``starseq draw ... -o FILE``. A
-table stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` and comes from `starseq.jobs.bench.tables`.
+table stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` and comes from `starseq.jobs.bench.tables`, or, for
+``results``, from the runs whose own files lie in docs/results/.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from pathlib import Path
 import typer
 
 from starseq import cli
+from starseq.config import load_recipe
 from starseq.jobs import bench
+from starseq.report.plots import training_curves
+from starseq.runs import read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results.csv"
 PLOT = ROOT / "docs" / "images" / "scaling.svg"
+RUNS = ROOT / "docs" / "results"
 
 
 def pages() -> list[Path]:
@@ -57,20 +62,44 @@ def fill(page: str, tables: Mapping[str, str]) -> str:
     return page
 
 
-def benchmark_tables() -> dict[str, str]:
-    """The tables by name; none as long as nothing has been measured."""
-    return bench.tables(RESULTS) if RESULTS.exists() else {}
+def tables() -> dict[str, str]:
+    """The tables by name."""
+    return {**bench.tables(RESULTS), "results": results_table()}
+
+
+def results_table() -> str:
+    """One row for every run of which docs/results/ holds recipe.yaml and results.json."""
+    lines = [
+        "| run | model | criterion | labels kept | steps | training, s | dev CER % | test CER % | dev WER % | test WER % |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for folder in sorted(path.parent for path in RUNS.glob("*/results.json")):
+        results, recipe = read_results(folder), load_recipe(folder / "recipe.yaml")
+        train, scores = results["train"], results["evaluate"]
+        kept = 100 * train["labels_kept"] / train["labels"]
+        errors = [f"{scores[split]['greedy'][rate]:.1f}" for rate in ("cer", "wer") for split in ("dev", "test")]
+        cells = [f"[{folder.name}](results/{folder.name}/recipe.yaml)", recipe.model.name, recipe.criterion.name]
+        cells += [f"{kept:.0f} %", f"{train['steps']:,}", f"{train['seconds']:.0f}", *errors]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def curves() -> None:
+    """The learning curves of these runs, beside their files, where they are not drawn yet."""
+    for metrics in sorted(RUNS.glob("*/metrics.csv")):
+        if not (metrics.parent / "curves.png").exists():
+            training_curves(metrics, metrics.parent)
 
 
 def main() -> None:
-    tables = benchmark_tables()
-    if tables:
-        bench.plot(RESULTS, PLOT)
+    bench.plot(RESULTS, PLOT)
+    curves()
+    filling = tables()
     for page in pages():
         text = page.read_text(encoding="utf-8")
         for arguments, file in drawings(text):
             draw(arguments, ROOT / file)
-        filled = fill(text, tables)
+        filled = fill(text, filling)
         if filled != text:
             page.write_text(filled, encoding="utf-8")
 

@@ -117,7 +117,7 @@ def test_drawings_are_what_the_commands_make_now(tmp_path: Path) -> None:
 
 
 def test_tables_are_what_the_results_say() -> None:
-    tables = build.benchmark_tables()
+    tables = build.tables()
     for page in build.pages():
         text = page.read_text(encoding="utf-8")
         assert build.fill(text, tables) == text, f"{page.name}: run `make docs`"

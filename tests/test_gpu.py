@@ -258,6 +258,62 @@ def test_extreme_logits() -> None:
             torch.testing.assert_close(ours[1].cpu().double(), truth[1], rtol=0, atol=1e-4, equal_nan=True)
 
 
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_reductions(name: str, reduction: str) -> None:
+    """Of many utterances, so that their programs end in any order; labels of a narrow type, lengths with a stride."""
+    logits, targets, *lengths = batch(40, 29, 12, B=300)
+    targets[targets == 10**9] = 77
+    results = []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+        x = logits.to(device, dtype).requires_grad_()
+        strided = [torch.stack([length, length], 1).to(device)[:, 0] for length in lengths]
+        loss = LOSSES[name](x, targets.to(device, torch.uint8), *strided, reduction=reduction, zero_infinity=True)
+        (3 * loss).backward()
+        results.append((loss.detach().cpu().double(), x.grad.cpu().double()))
+    torch.testing.assert_close(results[1][0], results[0][0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(results[1][1], results[0][1], rtol=0, atol=1e-4)
+
+
+def test_direct_launches_and_streams() -> None:
+    """What a direct launch computes, in whichever stream, is what Triton's own launch computes."""
+    from starseq.lattice import launch_triton
+    from starseq.op import fused_triton
+
+    arrays = [x.cuda() for x in batch(63, 81, 20)]
+    if launch_triton._is_familiar(fused_triton._lattice):
+        first = [run(loss, *arrays) for loss in LOSSES.values()]
+        assert fused_triton._plan.cache_info().currsize
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            aside = [run(loss, *arrays) for loss in LOSSES.values()]
+        stream.synchronize()
+        usual = launch_triton.Launch._ask
+        asked = []
+
+        def counted(self, *arguments):
+            asked.append(self)
+            return usual(self, *arguments)
+
+        launch_triton.Launch._ask = counted
+        try:
+            again = [run(loss, *arrays) for loss in LOSSES.values()]
+            assert not asked  # all of them are known by now
+            odd = torch.empty(arrays[0].numel() + 1, device="cuda")[1:].view_as(arrays[0]).copy_(arrays[0])
+            other = [run(loss, odd, *arrays[1:]) for loss in LOSSES.values()]
+            assert asked  # an odd address is Triton's to look at
+        finally:
+            launch_triton.Launch._ask = usual
+        for results in (aside, again):
+            for (loss, grad), (a, b) in zip(results, first, strict=True):
+                assert torch.equal(loss, a)
+                assert torch.equal(grad, b)
+        for (loss, grad), (a, b) in zip(other, first, strict=True):
+            torch.testing.assert_close(loss, a, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(grad, b, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("skips", [False, True])
 def test_viterbi(skips: bool) -> None:
     from starseq.lattice import banded_triton

@@ -13,7 +13,7 @@ from tests.cases import CRITERIA, FAST, loss_of
 from torch import Tensor
 
 import starseq
-from starseq import op
+from starseq.op import compiled
 
 COMPILERS = [
     "aot_eager",
@@ -127,8 +127,8 @@ def test_custom_operators(backend: str, dtype: torch.dtype, criterion: str) -> N
     for inserted in {False, criterion == "stc"}:
         for differentiable in (False, True):
             torch.library.opcheck(
-                op._forward_op, (*tensors, *setting, True, inserted, differentiable), test_utils=checks
+                compiled.forward_op, (*tensors, *setting, True, inserted, differentiable), test_utils=checks
             )
-    _, _, *saved = op._forward_op(*tensors, *setting, True, False, True)
+    _, _, *saved = compiled.forward_op(*tensors, *setting, True, False, True)
     grad = torch.ones(2, dtype=torch.promote_types(dtype, torch.float32), device=device)
-    torch.library.opcheck(op._gradient_op, (grad, *tensors, *saved, *setting), test_utils=checks)
+    torch.library.opcheck(compiled.gradient_op, (grad, *tensors, *saved, *setting), test_utils=checks)

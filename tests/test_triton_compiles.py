@@ -7,6 +7,7 @@ import os
 import re
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -16,11 +17,13 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 
 from starseq.emissions import vocabulary_triton  # noqa: E402
 from starseq.lattice import banded_triton  # noqa: E402
+from starseq.op import fused_triton  # noqa: E402
 
 POINTERS = {
     "grad_ptr": "*fp32", "enter_ptr": "*i64", "stay_ptr": "*i64", "left_out_ptr": "*i64", "weight_ptr": "*fp32",
     "skip_ptr": "*i1", "num_states_ptr": "*i64",
-    "lengths_ptr": "*i64", "steps_ptr": "*i8", "path_ptr": "*i64",
+    "lengths_ptr": "*i64", "steps_ptr": "*i8", "path_ptr": "*i64", "labels_ptr": "*i64", "target_lengths_ptr": "*i64",
+    "loss_ptr": "*fp32",
 }  # fmt: skip
 
 
@@ -67,8 +70,40 @@ def test_vocabulary(dtype: str, stars: bool, long: bool) -> None:
     scores = compile_kernel(vocabulary_triton._scores, types, {**common, "KEEP_STAR": stars}, warps)
     constants = {**common, "SKIP": not stars, "DENSE": not long, "BLOCK_K": 32, "out_stride_v": 1}
     gradient = compile_kernel(vocabulary_triton._gradient, types, constants, warps)
-    if long:  # rows of an odd length are still read and written 16 bytes at a time
-        for ptx in (scores, gradient):
-            streams = re.findall(r"global\S*evict_first\S*", ptx)
-            assert streams
-            assert all(x.endswith((".v4.b32", ".v2.b64")) for x in streams), set(streams)
+    if long:
+        assert_wide(scores, gradient)
+
+
+def assert_wide(*kernels: str, at_least: int = 16) -> None:
+    """Rows of an odd length are still read and written 16 bytes at a time."""
+    widths = {".v4.b32": 16, ".v2.b64": 16, ".v2.b32": 8}
+    for ptx in kernels:
+        streams = re.findall(r"global\S*evict_first\S*", ptx)
+        assert streams
+        assert all(widths.get(x[-7:], 0) >= at_least for x in streams), set(streams)
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize(("merging", "long"), [*itertools.product([False, True], repeat=2)])
+def test_fused(dtype: str, merging: bool, long: bool) -> None:
+    exact, stars = dtype == "fp64", not merging
+    types = {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "loss_ptr": "*fp64" if exact else "*fp32"}
+    form = {"MERGING": merging, "STARS": stars, "LEAVES_OUT": stars, "NORMALIZED": True, "EXACT": exact, "STRIDE_V": 1}
+    missing = {} if stars else {"weight_ptr": None}
+    kind = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    names = ("BLOCK_V", "ALIGN", "BLOCK_S")
+    *sizes, warps = vocabulary_triton.blocks(kind, 50_001 if long else 80, 25, unit=True, gradient=False)
+    constants = {**form, **missing, **dict(zip(names, sizes, strict=True)), "KEEP_STAR": stars}
+    scores = compile_kernel(fused_triton._scores, types, constants, warps)
+    *sizes, warps = vocabulary_triton.blocks(kind, 50_001 if long else 80, 25, unit=True, gradient=True)
+    constants = {**form, **missing, **dict(zip(names, sizes, strict=True)), "OUT_STRIDE_V": 1, "REDUCTION": 2}
+    gradient = compile_kernel(fused_triton._gradient, types, {**constants, "DENSE": not long, "BLOCK_K": 128}, warps)
+    if long:
+        assert_wide(scores, at_least=8 if dtype == "bf16" else 16)  # narrower, and quicker: bound by arithmetic
+        assert_wide(gradient)
+        return
+    for reduction in (0, 2):
+        constants = {"MERGING": merging, "REDUCTION": reduction, "ZERO_INFINITY": True, "EXACT": exact, "BLOCK": 64}
+        assert compile_kernel(fused_triton._lattice, types, constants, 2)
+    constants = {"EXACT": exact, "BLOCK_S": 32, "BLOCK_T": 64}
+    assert compile_kernel(fused_triton._insertions, {"out_ptr": types["loss_ptr"]}, constants, 4)

@@ -95,6 +95,79 @@ def test_against_torch(T: int, V: int, U: int, blank: int, name: str, dtype: tor
 
 @inside
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_reductions(name: str, reduction: str) -> None:
+    """One of the utterances cannot be read; lengths and labels lie anyhow in memory; labels of any integer type."""
+    logits = torch.randn(3, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([[1, 2], [3, 3], [5, 4], [2, 1]])
+    lengths = (torch.tensor([3, 0, 0, 0, 3, 0, 2, 0])[::2], torch.tensor([1]).expand(4))
+    for dtype, weight in ((torch.int64, 1.0), (torch.uint8, -0.3)):
+        targets = labels.to(dtype).t().contiguous().t()
+        for zero_infinity in (False, True):
+            results = []
+            for backend in ("torch", "triton"):
+                x = logits.clone().requires_grad_()
+                loss = LOSSES[name](
+                    x, targets, *lengths, reduction=reduction, zero_infinity=zero_infinity, backend=backend
+                )
+                (weight * loss).sum().backward()
+                results.append((loss.detach(), x.grad))
+            torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9)
+
+
+@inside
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("matching", ["leftmost", "all"])
+def test_insertions(matching: str) -> None:
+    """With closed gaps, a learned penalty, an utterance that cannot be read, and NaN where there is no gap."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 4, 5, dtype=torch.float64, generator=generator)
+    targets, lengths = torch.tensor([[1, 2, 2], [3, 3, 1], [4, 1, 2], [2, 0, 0]]), (6, 4, 2, 6)
+    gaps = -torch.rand(4, 4, generator=generator, dtype=torch.float64)
+    gaps[0, 2] = gaps[1, 0] = gaps[1, 3] = -math.inf
+    gaps[3, 2:] = math.nan
+    results = []
+    for backend in ("torch", "triton"):
+        x, penalty = logits.clone().requires_grad_(), gaps.clone().requires_grad_()
+        loss, inserted = starseq.stc_loss(
+            x, targets, lengths, (3, 3, 3, 1), penalty=penalty, matching=matching, return_inserted=True,
+            zero_infinity=True, backend=backend,
+        )  # fmt: skip
+        loss.backward()
+        results.append((loss.detach(), inserted, x.grad, penalty.grad))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9)
+    assert results[0][1].sum() > 0
+
+
+def test_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every criterion's graph is one that the kernels read off the targets; another one goes through the parts."""
+    from starseq import criteria
+    from starseq.op import fused_triton, separate
+
+    for name in criteria.names():
+        assert fused_triton._form(name, "leftmost", criteria.has_star(name)) is not None, name
+    chain = separate.label_graph
+
+    def other(*arguments, **options):
+        graph = chain(*arguments, **options)
+        return graph._replace(topology=graph.topology._replace(ends=3))
+
+    monkeypatch.setattr(separate, "label_graph", other)
+    fused_triton._form.cache_clear()
+    try:
+        assert fused_triton._form("ctc", "leftmost", False) is None
+        if INSIDE:
+            monkeypatch.setattr(separate, "label_graph", chain)
+            arguments = torch.zeros(3, 1, 4), torch.tensor([[1]]), (3,), (1,)
+            ours, theirs = (starseq.ctc_loss(*arguments, backend=name) for name in ("triton", "torch"))
+            torch.testing.assert_close(ours, theirs)
+    finally:
+        fused_triton._form.cache_clear()
+
+
+@inside
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize("name", LOSSES)
 def test_strides(name: str, normalized: bool) -> None:

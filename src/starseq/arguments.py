@@ -41,12 +41,12 @@ def lengths_of(name: str, lengths: Lengths, batch: int, device: torch.device) ->
     """The lengths as an int64 tensor (B,) on the device."""
     if not isinstance(lengths, Tensor):
         lengths = torch.tensor(lengths, dtype=torch.int64)
+    # The usual case first: each question to torch costs as much as the rest of this function.
+    if lengths.dtype == torch.int64 and lengths.shape == (batch,) and lengths.device == device:
+        return lengths
     if lengths.is_floating_point() or lengths.numel() != batch:
         raise ValueError(f"{name}: expected {batch} integers, got {lengths.dtype} of shape {tuple(lengths.shape)}")
-    lengths = lengths.reshape(batch)
-    if lengths.device == device and lengths.dtype == torch.int64:  # asking torch costs as much as this whole function
-        return lengths
-    return lengths.to(device, torch.int64, non_blocking=True)
+    return lengths.reshape(batch).to(device, torch.int64, non_blocking=True)
 
 
 def padded_targets(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from starseq.lattice import elementary_numba as elementary
+from starseq.lattice.lanes_numba import load, narrow, store, width
 
 INF, NAN = np.inf, np.nan
 
@@ -31,8 +32,18 @@ def _logaddexp(a, b, like):
 
 
 @numba.njit
-def _maximum(x):
-    return elementary.maximum(x)
+def _maximum(x, like):
+    return elementary.maximum(x, like)
+
+
+@numba.njit
+def _over_lanes(a, b, exps, log1ps, logs, sums, like):
+    for i in range(0, a.size, width(like)):
+        x, y = load(a, i, 0.0, like), load(b, i, 0.0, like)
+        store(elementary.exp(narrow(x, like)), exps, i)
+        store(elementary.log1p(narrow(y, like)), log1ps, i)
+        store(elementary.logaddexp(x, y, like), sums, i)
+        store(elementary.log(load(logs, i, 1.0, like)), logs, i)
 
 
 def over(function, x):
@@ -89,8 +100,31 @@ def test_maximum(dtype) -> None:
     for size in (1, 2, 3, 8, 17, 100):
         for values in (random.normal(size=size), -np.exp(random.normal(size=size)), np.exp(random.normal(size=size))):
             x = values.astype(dtype)
-            assert _maximum(x) == x.max()
+            assert _maximum(x, x) == x.max()
     for values in ([-INF], [-INF, -1e38], [-INF, -INF, INF], [0.0, -0.0], [-1e-38, -INF]):
         x = np.array(values, dtype)
-        assert _maximum(x) == x.max()
-    assert _maximum(np.empty(0, dtype)) == -INF
+        assert _maximum(x, x) == x.max()
+    assert _maximum(np.empty(0, dtype), np.empty(0, dtype)) == -INF
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 40])
+def test_lanes_do_as_numbers(size) -> None:
+    """The same functions on whole vectors and their masked ends, special values among them."""
+    random = np.random.default_rng(size)
+    for trial in range(20):
+        a, b, logs = (
+            30 * random.normal(size=size),
+            random.uniform(-0.5, 1, size=size),
+            np.exp(100 * random.normal(size=size)),
+        )
+        if trial % 2:
+            a[random.integers(size)], b[random.integers(size)] = random.choice([INF, -INF, NAN, -200.0, 100.0]), 0.0
+        exact = np.log(logs)
+        exps, log1ps, sums = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size)
+        _over_lanes(a, b, exps, log1ps, logs, sums, np.empty(0, np.float32))
+        np.testing.assert_array_equal(exps, over(_exp, a.astype(np.float32)))
+        np.testing.assert_array_equal(log1ps, over(_log1p, b.astype(np.float32)))
+        np.testing.assert_array_equal(
+            sums, [_logaddexp(x, y, np.empty(0, np.float32)) for x, y in zip(a, b, strict=True)]
+        )
+        np.testing.assert_allclose(logs, exact, rtol=1e-15, atol=1e-7)

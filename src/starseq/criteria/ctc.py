@@ -16,11 +16,11 @@ from starseq.lattice.topology import Topology
 
 def label_graph(targets: Tensor, target_lengths: Tensor, *, blank: int) -> LabelGraph:
     """The graph of 2U+1 states for targets (B, U) and target_lengths (B,)."""
-    pad = torch.nn.functional.pad
     labels = wide(targets)
-    labels = labels.masked_fill(labels == blank, NONE)  # as a label it is impossible
-    token = pad(pad(labels[:, :, None], (1, 0), value=blank).flatten(1), (0, 1), value=blank)
-    # Blanks are all alike, so only labels are entered past a state. (Without labels there is one state, and no room for two.)
-    skip = pad(token[:, 2:] != token[:, :-2], (2, 0), value=False)[:, : token.shape[1]].contiguous()
-    twice = target_lengths + target_lengths
-    return LabelGraph(Topology(num_states=twice + 1, ends=2, skip=skip), Tokens(blank, token, token))
+    states = 2 * labels.shape[1] + 1
+    token = labels.new_full((len(labels), states), blank)
+    token[:, 1::2] = labels.masked_fill(labels == blank, NONE)  # as a label it is impossible
+    # Blanks are all alike, so only labels are entered past a state.
+    skip = torch.zeros_like(token, dtype=torch.bool)
+    skip[:, 3::2] = labels[:, 1:] != labels[:, :-1]
+    return LabelGraph(Topology(num_states=2 * target_lengths + 1, ends=2, skip=skip), Tokens(blank, token, token))

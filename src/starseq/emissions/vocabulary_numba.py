@@ -1,8 +1,8 @@
 """Scores of a label graph's arcs from logits, and the gradient back, on the CPU. Same functions as vocabulary_torch, compiled.
 
-Each pass reads every logit once. A row of the vocabulary is handled as its *columns* (the few tokens that the utterance's graph
-names, blank among them) and the *rest*, which is only ever needed as one sum. For float32 the sums over columns and states are
-float64 with float32 corrections; for float64 all is float64. float16 and bfloat16 are widened first.
+A row of the vocabulary is handled as its *columns* (the few tokens that the utterance's graph names, blank among them) and the
+*rest*, which is only ever needed as one sum. For float32 the sums over columns and states are float64 with float32 corrections; for
+float64 all is float64. float16 and bfloat16 are widened first.
 """
 
 from __future__ import annotations
@@ -16,39 +16,35 @@ from torch import Tensor
 
 from starseq.emissions.tokens import Scores, Tokens
 from starseq.lattice import threads
-from starseq.lattice.elementary_numba import (
-    exp,
-    jit,
-    jit_outer,
-    log_remainder,
-    logaddexp,
-    maximum,
-    sum_exp,
-)
+from starseq.lattice.elementary_numba import exp, jit, jit_outer, log, maximum
+from starseq.lattice.lanes_numba import every, largest, load, narrow, select, store, total, widen, width
 from starseq.lattice.topology import Topology
 
 _BLOCK = 1024  # of a row at a time
+FRAMES = 16  # at a time, step by step: in one frame alone, each step would wait for the one before it
 _ENOUGH = 1e-6  # of a float64 sum: what is left after a subtraction still has ten digits
 _TINY = 1e-25  # a sum of float32 terms under which some of them may have become 0
+_MODERATE = 20.0  # of a logarithm: what a float32 probability loses as 0 is still nothing when multiplied by e^20
+_LOW, _HIGH = 1e-250, 1e250  # within, a float64 sum of shares is neither 0 nor inf nor of few digits
 
 
 def scores(
     logits: Tensor, tokens: Tokens, topology: Topology, lengths: Tensor, *, normalized: bool, star: bool = False
 ) -> Scores:
     """See vocabulary_torch.scores."""
-    rows = _rows(logits)
     batch, frames, vocabulary = logits.shape
-    columns = _columns(tokens, topology, vocabulary)
     states = tokens.enter.shape[1]
+    columns = columns_of(tokens, topology, vocabulary)
+    enter = torch.empty(batch, frames, states, dtype=torch.float64)
     result = Scores(
-        stay=torch.empty(batch, frames, states, dtype=torch.float64),
-        enter=torch.empty(batch, frames, states, dtype=torch.float64),
+        stay=enter if columns.loops == AS_ENTERED else torch.empty_like(enter),
+        enter=enter,
         star=torch.empty(batch if star else 0, frames, states, dtype=torch.float64),
         norm=torch.empty(batch, frames, dtype=torch.float64),
     )
     threads.run(
-        _scores, batch * frames, batch * frames * (vocabulary + 4 * states), *rows, frames, vocabulary, tokens.blank,
-        *columns, _weight(tokens), lengths.numpy(), normalized, *(x.numpy() for x in result),
+        _scores, batch * frames, cost(logits, states), *rows_of(logits), frames, vocabulary, columns, lengths.numpy(),
+        topology.num_states.numpy(), normalized, *(x.numpy() for x in result),
     )  # fmt: skip
     return result
 
@@ -59,55 +55,77 @@ def gradient(
 ) -> Tensor:  # fmt: skip
     """See vocabulary_torch.gradient."""
     batch, frames, vocabulary = logits.shape
-    rows = _rows(logits)
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    unit = logits.stride(2) == 1 or vocabulary == 1
-    result = torch.empty_like(logits, dtype=dtype) if unit else torch.empty(logits.shape, dtype=dtype)
+    result = gradient_like(logits)
     skip = np.empty((0, 0), np.bool_) if topology.skip is None else topology.skip.numpy()
     threads.run(
-        _gradient, batch * frames, batch * frames * (vocabulary + 8 * log_alpha.shape[2]), *rows, *_rows(result),
-        frames, vocabulary, *_columns(tokens, topology, vocabulary), _weight(tokens), lengths.numpy(), normalized,
-        skip, topology.num_states.numpy(), grad.to(torch.float64).numpy(), norm.numpy(),
-        log_alpha.numpy(), log_beta.numpy(), log_z.numpy(),
+        gradient_kernel, batch * frames, cost(logits, log_alpha.shape[2]), *rows_of(logits), *rows_of(result),
+        frames, vocabulary, columns_of(tokens, topology, vocabulary), lengths.numpy(), normalized, skip,
+        topology.num_states.numpy(), grad.to(torch.float64).numpy(), norm.numpy(), log_alpha.numpy(), log_beta.numpy(),
+        log_z.numpy(),
     )  # fmt: skip
     return result.to(logits.dtype)
 
 
-class _Columns(NamedTuple):
-    """For each utterance its distinct tokens in ascending order, and for each arc the place of its token among them.
+def cost(logits: Tensor, states: int) -> int:
+    """Elementary steps of a pass."""
+    batch, frames, vocabulary = logits.shape
+    return batch * frames * (vocabulary + 4 * states)
 
-    An impossible token has the place after the last: kernels keep -inf there.
+
+def gradient_like(logits: Tensor) -> Tensor:
+    """An empty tensor for the gradient: in the precision of the computation, with contiguous rows, else laid out as the logits."""
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    unit = logits.stride(2) == 1 or logits.shape[2] == 1
+    return torch.empty_like(logits, dtype=dtype) if unit else torch.empty(logits.shape, dtype=dtype)
+
+
+AS_ENTERED, BLANK, OWN = range(3)
+_NOWHERE = np.uint32(0xFFFFFFFF)  # in place of a token that does not exist
+
+
+class Columns(NamedTuple):
+    """What the arcs consume: tokens; and for each utterance its distinct ones in ascending order, and the arcs' places among them.
+
+    An impossible token is _NOWHERE; it has the place after the last: kernels keep -inf there.
     """
 
-    token: Any  # (B, C) int64
+    token: Any  # (B, C) uint32
     count: Any  # (B,) int64
-    blank: Any  # (B,) int64
-    enter: Any  # (B, S) uint32
-    stay: Any  # (B, S) uint32
-    left_out: Any  # (B, S) uint32
+    blank: Any  # (B,) int64: its place
+    loops: int  # what the self-loops consume: AS_ENTERED, what the entering arcs do; BLANK; or OWN
+    enter: Any  # (2, B, S) uint32, tokens and places
+    stay: Any  # the same, or (0, 0, 0) unless the loops are OWN
+    left_out: Any  # the same, or (0, 0, 0) where there are no stars
+    weight: Any  # (B, S) float64, the stars' log-weights, or (0, 0)
+    share: Any  # (B, S) float64, exp(weight), or (0, 0)
 
 
-def _columns(tokens: Tokens, topology: Topology, vocabulary: int) -> _Columns:
-    batch, states = tokens.enter.shape
+def columns_of(tokens: Tokens, topology: Topology, vocabulary: int) -> Columns:
+    """The columns of a batch, found."""
     enter = tokens.enter.numpy()
     unsaid = np.empty((0, 0), enter.dtype)
     stay = unsaid if tokens.stay is None else tokens.stay.numpy()
     left_out = unsaid if tokens.star_except is None else tokens.star_except.numpy()
-    places = (np.empty((batch, states), np.uint32) for _ in range(3))
-    widest = min(vocabulary, 3 * states + 1)
-    columns = _Columns(
-        np.empty((batch, widest), np.int64), np.empty(batch, np.int64), np.empty(batch, np.int64), *places
-    )
-    _find_columns(enter, stay, left_out, topology.num_states.numpy(), tokens.blank, vocabulary, *columns)
+    weight = np.empty((0, 0)) if tokens.star_weight is None else tokens.star_weight.to(torch.float64).numpy()
+    same = tokens.stay is tokens.enter and tokens.star_weight is None
+    loops = AS_ENTERED if same else BLANK if tokens.stay is None else OWN
+    batch, states = enter.shape
+    columns = empty_columns(batch, states, vocabulary, loops, tokens.star_weight is not None)
+    find_columns(enter, stay, left_out, weight, topology.num_states.numpy(), tokens.blank, vocabulary, columns)
     return columns
 
 
-def _weight(tokens: Tokens) -> Any:
-    """The stars' log-weights as float64 (B, S), or (0, 0) where there are no stars."""
-    return np.empty((0, 0)) if tokens.star_weight is None else tokens.star_weight.to(torch.float64).numpy()
+def empty_columns(batch: int, states: int, vocabulary: int, loops: int, stars: bool) -> Columns:
+    """Room for the columns of a batch."""
+    arcs, starred = (2, batch, states), (batch, states) if stars else (0, 0)
+    return Columns(
+        np.empty((batch, min(vocabulary, 3 * states + 1)), np.uint32), np.empty(batch, np.int64), np.empty(batch, np.int64),
+        loops, np.empty(arcs, np.uint32), np.empty(arcs if loops == OWN else (0, 0, 0), np.uint32),
+        np.empty(arcs if stars else (0, 0, 0), np.uint32), np.empty(starred), np.empty(starred),
+    )  # fmt: skip
 
 
-def _rows(x: Tensor) -> tuple[Any, int, int]:
+def rows_of(x: Tensor) -> tuple[Any, int, int]:
     """All of a (B, T, V) tensor's memory as one flat array, and the strides of B and T in it: row (b, t) is contiguous."""
     if x.dtype not in (torch.float32, torch.float64):
         x = x.float()
@@ -124,18 +142,21 @@ def _mark(place: Any, v: Any) -> None:
 
 
 @jit
-def _place_of(place: Any, v: Any, nowhere: Any) -> Any:
-    return place[v] if v >= 0 and v < place.size else nowhere
+def _put(arcs: Any, b: Any, s: Any, place: Any, v: Any, nowhere: Any) -> None:
+    exists = v >= 0 and v < place.size
+    arcs[0, b, s] = v if exists else _NOWHERE
+    arcs[1, b, s] = place[v] if exists else nowhere
 
 
 @jit_outer
-def _find_columns(
-    enter: Any, stay: Any, left_out: Any, num_states: Any, blank: Any, vocabulary: Any, token: Any, count: Any,
-    blank_place: Any, enter_place: Any, stay_place: Any, left_out_place: Any,
-) -> None:  # fmt: skip
+def find_columns(
+    enter: Any, stay: Any, left_out: Any, weight: Any, num_states: Any, blank: Any, vocabulary: Any, columns: Any
+) -> None:
+    """Fills the columns of a batch. What is left out may be (0, 0); blank is no token that a star could leave out."""
     place = np.empty(vocabulary, np.int32)
+    place[:] = -1
     for b in range(enter.shape[0]):
-        place[:] = -1
+        token = columns.token[b]
         place[blank] = 0
         for s in range(num_states[b]):
             _mark(place, enter[b, s])
@@ -146,329 +167,468 @@ def _find_columns(
         n = 0
         for v in range(vocabulary):
             if place[v] == 0:
-                token[b, n] = v
+                token[n] = v
                 place[v] = n
                 n += 1
-        count[b] = n
-        blank_place[b] = place[blank]
-        enter_place[b, :] = n
-        stay_place[b, :] = n if stay.size else place[blank]
-        left_out_place[b, :] = n
+        columns.count[b] = n
+        columns.blank[b] = place[blank]
         for s in range(num_states[b]):
-            if stay.size or enter[b, s] != blank:
-                enter_place[b, s] = _place_of(place, enter[b, s], n)
-            if stay.size:
-                stay_place[b, s] = _place_of(place, stay[b, s], n)
-            if left_out.size and s + 1 < num_states[b]:
-                left_out_place[b, s] = _place_of(place, left_out[b, s], n)
+            only_loops = columns.loops == BLANK and enter[b, s] == blank
+            _put(columns.enter, b, s, place, -1 if only_loops else enter[b, s], n)
+            if columns.loops == OWN:
+                _put(columns.stay, b, s, place, stay[b, s], n)
+            if weight.size:
+                something = left_out.size and s + 1 < num_states[b] and left_out[b, s] != blank
+                _put(columns.left_out, b, s, place, left_out[b, s] if something else -1, n)
+                columns.weight[b, s] = weight[b, s]
+                columns.share[b, s] = math.exp(weight[b, s])
+        for c in range(n):
+            place[token[c]] = -1
 
 
 @jit
-def _largest(values: Any) -> Any:
-    """The place of the largest value; any place if there is none above -inf."""
-    top, best = -np.inf, 0
+def _sum_exp(values: Any, top: Any, shift: Any, like: Any) -> Any:
+    """The sum of exp(values - shift) over those that are not `top`, and how many are.
+
+    Blocks are summed in the precision of the values, their sums in float64. NaN is not `top`, and gets into the sum.
+    """
+    below, tops = 0.0, 0.0
+    highest, less = narrow(top, like), narrow(shift, like)
     for start in range(0, values.size, _BLOCK):
-        largest = np.float64(maximum(values[start : start + _BLOCK]))
-        if largest > top:
-            top, best = largest, start
-    for i in range(best, min(best + _BLOCK, values.size)):
-        if values[i] == top:
-            return i
-    return best
+        block = values[start : start + _BLOCK]
+        some, many = every(0.0, like), every(0.0, like)
+        for i in range(0, block.size, width(like)):
+            x = load(block, i, -np.inf, like)
+            some = some + select(x == highest, every(0.0, like), exp(x - less))
+            many = many + select(x == highest, every(1.0, like), every(0.0, like))
+        below += np.float64(total(some))
+        tops += np.float64(total(many))
+    return below, tops
 
 
 @jit
-def _sum_exp(values: Any, shift: Any) -> Any:
-    """The sum of exp(values - shift): blocks in the precision of the values, their sum in float64."""
-    total = 0.0
-    for start in range(0, values.size, _BLOCK):
-        total += sum_exp(values[start : start + _BLOCK], values.dtype.type(shift))
-    return total
+def _second(values: Any, top: Any, like: Any) -> Any:
+    """The largest of the values but `top`."""
+    second, highest = every(-np.inf, like), narrow(top, like)
+    for i in range(0, values.size, width(like)):
+        x = load(values, i, -np.inf, like)
+        second = select((x > second) & (x < highest), x, second)
+    return np.float64(largest(second))
 
 
 @jit
-def _star(row: Any, blank: Any) -> Any:
-    """Of all tokens but blank the largest score, and the log-sum of the others with a maximum of their own."""
-    place = _largest(row[:blank]) if blank else 0
-    later = blank + 1 + _largest(row[blank + 1 :]) if blank + 1 < row.size else blank
-    if place == blank or (later != blank and not row[place] >= row[later]):
-        place = later
-    if place == blank:  # a vocabulary of nothing else
-        return -np.inf, -np.inf
-    one, two = min(place, blank), max(place, blank)
-    before, between, after = row[:one], row[one + 1 : two], row[two + 1 :]
-    top = np.float64(row[place])
-    shift = top if top > -np.inf else 0.0
-    total = _sum_exp(before, shift) + _sum_exp(between, shift) + _sum_exp(after, shift)
-    if total < _TINY:
-        shift = max(np.float64(maximum(before)), np.float64(maximum(between)), np.float64(maximum(after)))
-        if shift == -np.inf:
-            return top, -np.inf
-        total = _sum_exp(before, shift) + _sum_exp(between, shift) + _sum_exp(after, shift)
-    return top, shift + math.log(total)
+def _star(row: Any, blank: Any, like: Any) -> Any:
+    """The tokens but blank, summed: top, the largest score; star, their sum over e^top; others, the sum without one largest,
+    over e^second, its own maximum where the first would be too large for it."""
+    before, after = row[:blank], row[blank + 1 :]
+    top = max(maximum(before, like), maximum(after, like))
+    base = top if top > -np.inf else 0.0
+    below, tops = _sum_exp(before, top, base, like)
+    more, also = _sum_exp(after, top, base, like)
+    below += more
+    tops += also
+    if top == -np.inf:  # the sum is 0, or NaN
+        return base, below, below, base
+    star, others = below + tops, below + (tops - 1.0)
+    if others < _TINY:
+        second = max(_second(before, top, like), _second(after, top, like))
+        if second > -np.inf:
+            return base, star, _sum_exp(before, top, second, like)[0] + _sum_exp(after, top, second, like)[0], second
+    return base, star, others, base
 
 
 @jit
-def _terms(values: Any, top: Any, terms: Any) -> None:
-    """terms = exp(values - top), in the precision of the terms; a top of -inf stands for 0."""
-    shift = top if top > -np.inf else 0.0
-    for i in range(values.size):
-        terms[i] = exp(terms.dtype.type(values[i] - shift))
+def _within(x: Any) -> Any:
+    return (x > _LOW) & (x < _HIGH)
 
 
 @jit
-def _sum(terms: Any) -> Any:
-    total = 0.0
-    for i in range(terms.size):
-        total += terms[i]
-    return total
+def _log_sum(a: Any, b: Any) -> Any:
+    """log(e^a + e^b) of two float64 numbers, as exactly as can be."""
+    larger, smaller = (b, a) if b > a else (a, b)
+    return a + b if larger == -np.inf else larger + math.log1p(math.exp(smaller - larger))  # -inf twice, or NaN
+
+
+# Picking by place and computing are separate loops: the one goes element by element, the other by vectors.
 
 
 @jit
-def _leave_each_out(star: Any, top: Any, others: Any, value: Any, without: Any, like: Any) -> None:
-    """without[c] = log-sum of the star without column c; the last place, where value is -inf, leaves nothing out.
+def _pick(values: Any, places: Any, out: Any) -> None:
+    """out = the values at the places; -inf where there is none."""
+    for s in range(out.size):
+        out[s] = values[places[s]] if places[s] < values.size else -np.inf
+
+
+@jit
+def _subtract_norm(scores: Any, log_norm: Any, out: Any, like: Any) -> None:
+    for i in range(0, out.size, width(like)):
+        store(widen(load(scores, i, 0.0, like)) - log_norm, out, i)
+
+
+@jit
+def _log_shares(left_out: Any, log_norm: Any, stat: Any, share: Any, out: Any, like: Any) -> Any:
+    """out = log(P(blank) + share * P(star without the token left out)), and whether these sums can be told from 0 and inf.
+
+    left_out: (S,), the scores of what the stars leave out; stat: what _star returned, and blank's score.
 
     Only the largest token can hold more than half of the star's mass, so only there a difference would lose digits: leaving
     that one out gives `others`, which was summed without it.
     """
-    for c in range(without.size):
-        without[c] = log_remainder(star, value[c], like)
-    for c in range(without.size - 1):
-        if value[c] == top:
-            without[c] = others
+    top, star, others, second = stat[0], stat[1], stat[2], stat[3]
+    if second != top:
+        others *= math.exp(second - top)
+    blank, highest = math.exp(stat[4] - top), narrow(top, like)
+    outside = every(0.0, like)
+    for i in range(0, out.size, width(like)):
+        x = load(left_out, i, -np.inf, like)
+        without = select(x == highest, others, star - widen(exp(x - highest)))
+        sum_of_both = blank + load(share, i, 1.0, like) * without
+        outside = select(_within(sum_of_both), outside, every(1.0, like))
+        store((top - log_norm) + log(sum_of_both), out, i)
+    return largest(outside) == 0
+
+
+@jit
+def _log_without(score: Any, stat: Any) -> Any:
+    """The log-sum of the star without a token of this score, for any numbers."""
+    top, star, others, second = stat[0], stat[1], stat[2], stat[3]
+    log_star = top + math.log(star)
+    if score == -np.inf:
+        return log_star
+    return second + math.log(others) if score == top else log_star + math.log1p(-math.exp(score - log_star))
 
 
 @jit_outer
 def _scores(
-    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any, blank: Any,
-    token: Any, count: Any, blank_place: Any, enter: Any, stay: Any, left_out: Any, weight: Any, lengths: Any, normalized: Any,
-    log_stay: Any, log_enter: Any, log_star: Any, norm: Any,
+    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any, columns: Any, lengths: Any,
+    num_states: Any, normalized: Any, log_stay: Any, log_enter: Any, log_star: Any, norm: Any,
 ) -> None:  # fmt: skip
-    values, withouts = np.empty(token.shape[1] + 1), np.empty(token.shape[1] + 1)
-    stars, stays = np.empty(enter.shape[1]), np.empty(enter.shape[1])
-    like = np.empty(0, flat.dtype)
-    _score_rows(
-        begin, end, flat, stride_b, stride_t, frames, vocabulary, blank, token, count, enter, stay, left_out, weight, lengths,
-        normalized, log_stay, log_enter, log_star, norm, values, withouts, stars, stays, like,
-    )  # fmt: skip
-
-
-@jit
-def _score_rows(
-    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any, blank: Any,
-    token: Any, count: Any, enter: Any, stay: Any, left_out: Any, weight: Any, lengths: Any, normalized: Any,
-    log_stay: Any, log_enter: Any, log_star: Any, norm: Any, values: Any, withouts: Any, stars: Any, stays: Any, like: Any,
-) -> None:  # fmt: skip
-    current = -1
-    for item in range(begin, end):
+    stats, like = np.empty((FRAMES, 5)), np.empty(0, flat.dtype)
+    picked = np.empty((2, FRAMES, columns.enter.shape[2]), flat.dtype)
+    item = begin
+    while item < end:
         b, t = item // frames, item % frames
-        if t >= lengths[b]:
-            continue
-        if b != current:  # slices cost as much as a short loop: once an utterance
-            current, columns, n = b, token[b, : count[b]], count[b]
-            value, without = values[: n + 1], withouts[: n + 1]
-            enters, stayings, leavings = enter[b], stay[b], left_out[b]
-        row = flat[b * stride_b + t * stride_t : b * stride_b + t * stride_t + vocabulary]
-        log_norm, star, top, others = 0.0, -np.inf, -np.inf, -np.inf
-        if normalized or weight.size:
-            top, others = _star(row, blank)
-            star = logaddexp(others, top, like)
-        if normalized:
-            log_norm = logaddexp(star, np.float64(row[blank]), like)
-            log_norm = 0.0 if log_norm == -np.inf else log_norm
-        norm[b, t] = log_norm
-        for c in range(n):
-            value[c] = np.float64(row[columns[c]]) - log_norm
-        value[n] = -np.inf
-        _pick(value, enters, log_enter[b, t])
-        if weight.size:
-            _leave_each_out(star - log_norm, top - log_norm, others - log_norm, value, without, like)
-            _pick(without, leavings, stars)
-            _add(stars, weight[b], stars)
-            if log_star.size:
-                _copy(stars, log_star[b, t])
-            _pick(value, stayings, stays)
-            _logaddexp_all(stays, stars, log_stay[b, t], like)
-        else:
-            _pick(value, stayings, log_stay[b, t])
-
-
-# Picking by place and computing are separate loops: the compiler vectorises the second only when it stands alone.
+        stop = min(frames, t + end - item)
+        stars = log_star[b] if log_star.size else log_star.reshape(0, 0)
+        score_frames(
+            t, min(stop, lengths[b]), flat, b * stride_b, stride_t, vocabulary, b, num_states[b], columns, normalized,
+            log_stay[b], log_enter[b], stars, norm[b], stats, picked, like,
+        )  # fmt: skip
+        item += stop - t
 
 
 @jit
-def _pick(value: Any, place: Any, out: Any) -> None:
-    for s in range(out.size):
-        out[s] = value[place[s]]
+def score_frames(
+    begin: Any, end: Any, flat: Any, start: Any, stride_t: Any, vocabulary: Any, b: Any, states: Any, columns: Any,
+    normalized: Any, log_stay: Any, log_enter: Any, log_star: Any, norm: Any, stats: Any, picked: Any, like: Any,
+) -> None:  # fmt: skip
+    """Scores of the arcs of utterance b at frames begin..end-1; the logits of frame t are flat[start + t * stride_t :].
+
+    log_stay, log_enter: (T, S), written up to `states`; log_stay is left alone where the loops are AS_ENTERED. log_star: the
+    same, or (0, 0) where nobody asks. norm: (T,). For scratch: stats, (FRAMES, 5); picked, (2, FRAMES, S) of the logits' type.
+    """
+    blank = np.int64(columns.token[b, columns.blank[b]])
+    starred = columns.weight.size > 0
+    for first in range(begin, end, FRAMES):
+        last = min(first + FRAMES, end)
+        if normalized or starred:
+            for t in range(first, last):
+                row = flat[start + t * stride_t : start + t * stride_t + vocabulary]
+                stat = stats[t - first]
+                stat[0], stat[1], stat[2], stat[3] = _star(row, blank, like)
+                stat[4] = row[blank]
+        for t in range(first, last):
+            norm[t] = _log_norm(stats[t - first]) if normalized else 0.0
+            row = flat[start + t * stride_t : start + t * stride_t + vocabulary]
+            _pick(row, columns.enter[0, b, :states], picked[0, t - first, :states])
+            if starred:
+                _pick(row, columns.left_out[0, b, :states], picked[1, t - first, :states])
+        for t in range(first, last):
+            _subtract_norm(picked[0, t - first, :states], norm[t], log_enter[t, :states], like)
+            if columns.loops == OWN:
+                row = flat[start + t * stride_t : start + t * stride_t + vocabulary]
+                _pick(row, columns.stay[0, b, :states], log_stay[t, :states])
+                _subtract_norm(log_stay[t, :states], norm[t], log_stay[t, :states], like)
+            elif columns.loops == BLANK and not starred:
+                log_stay[t, :states] = np.float64(flat[start + t * stride_t + blank]) - norm[t]
+            if starred:
+                stars = log_star[t, :states] if log_star.size else stats[0, :0]
+                left_out = picked[1, t - first, :states]
+                _add_stars_to(
+                    b, states, columns, left_out, norm[t], stats[t - first], log_stay[t, :states], stars, like
+                )
 
 
 @jit
-def _copy(values: Any, out: Any) -> None:
-    for s in range(out.size):
-        out[s] = values[s]
+def _log_norm(stat: Any) -> Any:
+    """The log of the sum over the vocabulary; 0 for a frame without any mass: every score stays -inf."""
+    top, star, score_of_blank = stat[0], stat[1], stat[4]
+    whole = star + math.exp(score_of_blank - top)
+    if _within(whole):
+        return top + math.log(whole)
+    log_norm = _log_sum(top + math.log(star), score_of_blank)
+    return 0.0 if log_norm == -np.inf else log_norm
 
 
 @jit
-def _add(a: Any, b: Any, out: Any) -> None:
-    for s in range(out.size):
-        out[s] = a[s] + b[s]
+def _add_stars_to(
+    b: Any, states: Any, columns: Any, left_out: Any, log_norm: Any, stat: Any, stay: Any, log_star: Any, like: Any
+) -> None:
+    """The self-loops of a frame with their stars; the latter also by themselves, unless log_star is empty.
+
+    left_out: (S,), the scores of what the stars leave out.
+    """
+    weight, share = columns.weight[b, :states], columns.share[b, :states]
+    good = columns.loops == BLANK and _log_shares(left_out, log_norm, stat, share, stay, like)
+    if good and not log_star.size:
+        return
+    # Logarithms all the way: for frames whose sums would be 0 or inf, and where the star is wanted by itself.
+    for s in range(states):
+        log_one = weight[s] + (_log_without(np.float64(left_out[s]), stat) - log_norm)
+        if log_star.size:
+            log_star[s] = log_one
+        if not good:
+            stay[s] = _log_sum(stay[s] if columns.loops == OWN else stat[4] - log_norm, log_one)
 
 
 @jit
-def _logaddexp_all(a: Any, b: Any, out: Any, like: Any) -> None:
-    for s in range(out.size):
-        out[s] = logaddexp(a[s], b[s], like)
+def _sum_posteriors(before: Any, after: Any, less: Any, like: Any) -> Any:
+    """The sum of exp(before + after - less), in float64."""
+    result = widen(every(0.0, like))
+    for i in range(0, before.size, width(like)):
+        x = (load(before, i, -np.inf, like) + load(after, i, -np.inf, like)) - less
+        result = result + widen(exp(narrow(x, like)))
+    return total(result)
 
 
 @jit
-def _posteriors(before: Any, after: Any, log_z: Any, log_score: Any, out: Any) -> None:
-    for s in range(out.size):
-        out[s] = exp(out.dtype.type((before[s] + after[s] - log_z) + log_score[s]))
+def _add_posteriors(
+    before: Any, after: Any, log_z: Any, score: Any, places: Any, skip: Any, terms: Any, coefficient: Any, like: Any
+) -> None:
+    """Adds the posteriors of arcs, exp(before + after - log_z + score), to their columns. skip: all, or those that exist."""
+    for i in range(0, before.size, width(like)):
+        x = (load(before, i, -np.inf, like) + load(after, i, -np.inf, like)) - log_z
+        store(exp(narrow(x + load(score, i, -np.inf, like), like)), terms, i)
+    for s in range(before.size):
+        if skip.size == 0 or skip[s]:
+            coefficient[places[s]] += terms[s]
 
 
 @jit
-def _outside(before: Any, after: Any, log_z: Any, weight: Any, out: Any) -> None:
-    for s in range(out.size):
-        out[s] = (before[s] + after[s] - log_z) + weight[s]
+def _add_visits(here: Any, after: Any, log_z: Any, places: Any, terms: Any, coefficient: Any, like: Any) -> None:
+    """Where a state is kept and entered by the same token: adds the posteriors of being there, exp(here + after - log_z)."""
+    for i in range(0, here.size, width(like)):
+        x = (load(here, i, -np.inf, like) + load(after, i, -np.inf, like)) - log_z
+        store(exp(narrow(x, like)), terms, i)
+    for s in range(here.size):
+        coefficient[places[s]] += terms[s]
 
 
 @jit
-def _add_by_place(values: Any, place: Any, sums: Any) -> None:
-    for s in range(values.size):
-        sums[place[s]] += values[s]
+def _weigh_stars(before: Any, after: Any, log_z: Any, weight: Any, log_outside: Any, like: Any) -> Any:
+    """log_outside = before + after - log_z + weight, what each star's posterior is but for its sum of tokens; the largest."""
+    tops = widen(every(-np.inf, like))
+    for i in range(0, before.size, width(like)):
+        x = (load(before, i, -np.inf, like) + load(after, i, -np.inf, like)) - log_z + load(weight, i, -np.inf, like)
+        store(x, log_outside, i)
+        tops = select(x > tops, x, tops)
+    return largest(tops)
+
+
+@jit
+def _sum_stars(log_outside: Any, top: Any, left_out: Any, sums: Any, terms: Any, like: Any) -> Any:
+    """The sum of e^(log_outside - top), and by columns the sums over the stars that leave them out."""
+    sums[:] = 0.0
+    if top == -np.inf:
+        return 0.0
+    whole = _terms(log_outside, top, terms, like)
+    for s in range(terms.size):
+        sums[left_out[s]] += terms[s]
+    return whole
 
 
 @jit
 def _add_stars(
-    log_outside: Any,
-    left_out: Any,
-    value: Any,
-    blank: Any,
-    coefficient: Any,
-    sums: Any,
-    masked: Any,
-    terms: Any,
-    shares: Any,
-) -> Any:
+    log_outside: Any, top: Any, whole: Any, left_out: Any, value: Any, probability: Any, blank: Any, coefficient: Any,
+    sums: Any, terms: Any, like: Any,
+) -> None:  # fmt: skip
     """Adds to each column its posterior as a star: P(c) times the sum of the outsides of the stars that hold it.
 
-    Returns the log-sum over all stars, the factor of the tokens that are in no column. A column's own part is left out as
-    above. exp(value + top) is at most 1 where its factor is not 0, because the star that gave `top`, or one as large, holds
-    the column.
+    A column's own part is left out as above. exp(value + top) is at most 1 where its factor is not 0, because the star that gave
+    `top`, or one as large, holds the column. probability: exp(value), or empty.
     """
-    count = sums.size - 1
-    top = maximum(log_outside)
     if top == -np.inf:
-        return top
-    _terms(log_outside, top, terms)
-    sums[:] = 0.0
-    _add_by_place(terms, left_out, sums)
-    total = _sum(sums)
-    largest = blank
-    for c in range(count):
-        largest = c if sums[c] > sums[largest] else largest
-    apart = largest != blank and total - sums[largest] <= _ENOUGH * total
-    _terms(value, -top, shares)
-    for c in range(count):
-        if c != blank and not (apart and c == largest):
-            coefficient[c] += np.float64(shares[c]) * (total - sums[c])
-    if apart:
-        for s in range(masked.size):
-            masked[s] = -np.inf if left_out[s] == largest else log_outside[s]
-        second = maximum(masked)
-        if second > -np.inf:
-            _terms(masked, second, terms)
-            coefficient[largest] += math.exp(value[largest] + second) * _sum(terms)
-    return top + math.log(total)
+        return
+    kept, apart = coefficient[blank], every(0.0, like)
+    moderate, scale = probability.size > 0 and top < _MODERATE, math.exp(min(top, _MODERATE))
+    for i in range(0, coefficient.size, width(like)):
+        rest = whole - load(sums, i, 0.0, like)
+        enough = rest > _ENOUGH * whole
+        if moderate:
+            posterior = widen(load(probability, i, 0.0, like)) * (rest * scale)
+        else:
+            posterior = widen(exp(narrow(load(value, i, -np.inf, like) + top, like))) * rest
+        store(load(coefficient, i, 0.0, like) + select(enough, posterior, 0.0), coefficient, i)
+        apart = select(enough, apart, every(1.0, like))
+    coefficient[blank] = kept
+    if largest(apart) > 0:
+        for c in range(coefficient.size):
+            if whole - sums[c] <= _ENOUGH * whole:
+                for s in range(log_outside.size):
+                    log_outside[s] = -np.inf if left_out[s] == c else log_outside[s]
+                second = maximum(log_outside, like)
+                if second > -np.inf:
+                    coefficient[c] += math.exp(value[c] + second) * _terms(log_outside, second, terms, like)
 
 
 @jit
-def _fill(row: Any, shift: Any, factor: Any, out: Any) -> None:
+def _terms(values: Any, top: Any, terms: Any, like: Any) -> Any:
+    """terms = exp(values - top), and their sum in float64."""
+    result = widen(every(0.0, like))
+    for i in range(0, values.size, width(like)):
+        term = exp(narrow(load(values, i, -np.inf, like) - top, like))
+        result = result + widen(term)
+        store(term, terms, i)
+    return total(result)
+
+
+@jit
+def _fill(row: Any, shift: Any, factor: Any, out: Any, like: Any) -> None:
     """out = factor * exp(row + shift). The pivot takes the large part of the shift, so that nothing is rounded twice."""
-    pivot = out.dtype.type(-shift)
-    small = out.dtype.type(shift + np.float64(pivot))
-    scale = out.dtype.type(factor)
-    for i in range(row.size):
-        out[i] = scale * exp((row[i] - pivot) + small)
+    pivot = narrow(-shift, like)
+    small = narrow(shift + np.float64(pivot), like)
+    scale = narrow(factor, like)
+    for i in range(0, row.size, width(like)):
+        store(exp((load(row, i, 0.0, like) - pivot) + small) * scale, out, i)
+
+
+@jit
+def _exp_all(values: Any, out: Any, like: Any) -> None:
+    for i in range(0, out.size, width(like)):
+        store(exp(narrow(load(values, i, 0.0, like), like)), out, i)
+
+
+@jit
+def _subtract(probability: Any, posterior: Any, factor: Any, out: Any, like: Any) -> None:
+    """out = factor * (probability - posterior), where no probability counts as 0."""
+    for i in range(0, out.size, width(like)):
+        x = widen(load(probability, i, 0.0, like)) if probability.size else widen(every(0.0, like))
+        store((x - load(posterior, i, 0.0, like)) * factor, out, i)
 
 
 @jit_outer
-def _gradient(
+def gradient_kernel(
     begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
-    frames: Any, vocabulary: Any, token: Any, count: Any, blank: Any, enter: Any, stay: Any, left_out: Any, weight: Any,
-    lengths: Any, normalized: Any, skip: Any, num_states: Any, grad: Any, norm: Any, log_alpha: Any, log_beta: Any, log_z: Any,
+    frames: Any, vocabulary: Any, columns: Any, lengths: Any, normalized: Any, skip: Any, num_states: Any, grad: Any, norm: Any,
+    log_alpha: Any, log_beta: Any, log_z: Any,
 ) -> None:  # fmt: skip
-    states, widest = enter.shape[1], token.shape[1] + 1
-    values, coefficients, all_sums = np.empty(widest), np.empty(widest), np.empty(widest)
-    all_shares, all_posterior = np.empty(widest, flat.dtype), np.empty(states, flat.dtype)
-    all_picked, all_masked = np.empty(states), np.empty(states)
-    _gradient_rows(
-        begin, end, flat, stride_b, stride_t, out_flat, out_stride_b, out_stride_t, frames, vocabulary, token, count, blank,
-        enter, stay, left_out, weight, lengths, normalized, skip, num_states, grad, norm, log_alpha, log_beta, log_z,
-        values, coefficients, all_sums, all_shares, all_posterior, all_picked, all_masked,
-    )  # fmt: skip
+    """The gradients of rows begin..end-1 of all B * T. skip: as in a Topology, or (0, 0)."""
+    states = log_alpha.shape[2]
+    scratch, factors = np.empty((3, FRAMES, max(states, columns.token.shape[1] + 1))), np.empty((FRAMES, 2))
+    outsides, terms, like = np.empty((FRAMES, states)), np.empty((FRAMES, states), flat.dtype), np.empty(0, flat.dtype)
+    probabilities = np.empty((FRAMES, columns.token.shape[1]), flat.dtype)
+    item = begin
+    while item < end:
+        b, t = item // frames, item % frames
+        stop = min(frames, t + end - item)
+        item += stop - t
+        inside = max(t, min(stop, lengths[b])) if log_z[b] != -np.inf else t
+        _fill_frames(inside, stop, out_flat, b * out_stride_b, out_stride_t, vocabulary, 0.0)
+        if log_z[b] != log_z[b]:
+            _fill_frames(t, inside, out_flat, b * out_stride_b, out_stride_t, vocabulary, np.nan)
+            continue
+        skips = skip[b] if skip.size else skip.reshape(-1)
+        for first in range(t, inside, FRAMES):
+            _gradient_frames(
+                first, min(first + FRAMES, inside), flat, b * stride_b, stride_t, out_flat, b * out_stride_b, out_stride_t,
+                vocabulary, b, columns, normalized, skips, num_states[b], grad[b], norm[b], log_alpha[b], log_beta[b],
+                log_z[b], scratch, factors, outsides, terms, probabilities, like,
+            )  # fmt: skip
 
 
 @jit
-def _gradient_rows(
-    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
-    frames: Any, vocabulary: Any, token: Any, count: Any, blank: Any, enter: Any, stay: Any, left_out: Any, weight: Any,
-    lengths: Any, normalized: Any, skip: Any, num_states: Any, grad: Any, norm: Any, log_alpha: Any, log_beta: Any, log_z: Any,
-    values: Any, coefficients: Any, all_sums: Any, all_shares: Any, all_posterior: Any, all_picked: Any, all_masked: Any,
+def _fill_frames(begin: Any, end: Any, flat: Any, start: Any, stride_t: Any, vocabulary: Any, number: Any) -> None:
+    for t in range(begin, end):
+        flat[start + t * stride_t : start + t * stride_t + vocabulary] = number
+
+
+@jit
+def _gradient_frames(
+    begin: Any, end: Any, flat: Any, start: Any, stride_t: Any, out_flat: Any, out_start: Any, out_stride_t: Any,
+    vocabulary: Any, b: Any, columns: Any, normalized: Any, skip: Any, states: Any, grad: Any, norm: Any, log_alpha: Any,
+    log_beta: Any, log_z: Any, scratch: Any, factors: Any, outsides: Any, all_terms: Any, probabilities: Any, like: Any,
 ) -> None:  # fmt: skip
-    current = -1
-    for item in range(begin, end):
-        b, t = item // frames, item % frames
-        start = b * out_stride_b + t * out_stride_t
-        out = out_flat[start : start + vocabulary]
-        if t >= lengths[b] or log_z[b] == -np.inf:
-            out[:] = 0
-            continue
-        if log_z[b] != log_z[b]:
-            out[:] = np.nan
-            continue
-        if b != current:
-            current, columns, n, z = b, token[b, : count[b]], num_states[b], log_z[b]
-            value, coefficient = values[: columns.size + 1], coefficients[: columns.size + 1]
-            sums, shares = all_sums[: columns.size + 1], all_shares[: columns.size + 1]
-            picked, masked, posterior = all_picked[:n], all_masked[:n], all_posterior[:n]
-            enters, stayings, leavings = enter[b, :n], stay[b, :n], left_out[b, :n]
-        row = flat[b * stride_b + t * stride_t : b * stride_b + t * stride_t + vocabulary]
-        log_norm = norm[b, t]
-        for c in range(columns.size):
-            value[c] = row[columns[c]] - log_norm
-        value[columns.size] = -np.inf
-        before, after = log_alpha[b, t, :n], log_beta[b, t + 1, :n]
-
+    count, blank = columns.count[b], columns.blank[b]
+    token, enter = columns.token[b, :count], columns.enter[1, b, :states]
+    every_arc = skip[:0]
+    for r in range(end - begin):
+        first = start + (begin + r) * stride_t
+        value, coefficient = scratch[0, r, : count + 1], scratch[1, r, : count + 1]
+        _pick(flat[first : first + vocabulary], token, value[:count])
+        _subtract_norm(value[:count], norm[begin + r], value[:count], like)
+        value[count] = -np.inf
         coefficient[:] = 0.0
-        _pick(value, stayings, picked)
-        _posteriors(before, after, z, picked, posterior)
-        _add_by_place(posterior, stayings, coefficient)
-        for step in range(1, 3 if skip.size else 2):
-            if n > step:
-                _pick(value, enters[step:], picked[step:])
-                _posteriors(before[:-step], after[step:], z, picked[step:], posterior[step:])
-                if step == 2:
-                    for s in range(2, n):
-                        posterior[s] = posterior[s] if skip[b, s] else 0
-                _add_by_place(posterior[step:], enters[step:], coefficient)
+    known = count if normalized else 0  # else nobody needs the probabilities, and they may be too large
+    for r in range(end - begin):
+        _exp_all(scratch[0, r, :known], probabilities[r, :known], like)
+    if columns.loops != AS_ENTERED:
+        for r in range(end - begin):
+            _pick(scratch[0, r, : count + 1], enter, outsides[r, :states])
 
-        log_k = -np.inf  # a token of the rest has the posterior P(v) * k
-        if weight.size:
-            _outside(before, after, z, weight[b, :n], picked)
-            log_k = _add_stars(picked, leavings, value, blank[b], coefficient, sums, masked, posterior, shares)
-        if normalized:  # d(-log_z)/d logit = P(v) - posterior
-            if log_k < 0.0:
-                _fill(row, math.log(-math.expm1(log_k)) - log_norm, grad[b], out)
-            elif log_k == 0.0:
-                out[:] = 0
-            else:
-                _fill(row, log_k + math.log(-math.expm1(-log_k)) - log_norm, -grad[b], out)
-        elif log_k == -np.inf:
+    for r in range(end - begin):
+        value, coefficient, terms = scratch[0, r, : count + 1], scratch[1, r, : count + 1], all_terms[r, :states]
+        score = outsides[r, :states]
+        before, after = log_alpha[begin + r, :states], log_beta[begin + r + 1, :states]
+        if columns.loops == AS_ENTERED:
+            _add_visits(log_alpha[begin + r + 1, :states], after, log_z, enter, terms, coefficient, like)
+            continue
+        if columns.loops == BLANK:
+            coefficient[blank] = _sum_posteriors(before, after, log_z - value[blank], like)
+        else:
+            stay, own = columns.stay[1, b, :states], scratch[2, r, :states]
+            _pick(value, stay, own)
+            _add_posteriors(before, after, log_z, own, stay, every_arc, terms, coefficient, like)
+        if states > 1:
+            _add_posteriors(
+                before[:-1], after[1:], log_z, score[1:], enter[1:], every_arc, terms[1:], coefficient, like
+            )
+        if skip.size and states > 2:
+            _add_posteriors(
+                before[:-2], after[2:], log_z, score[2:], enter[2:], skip[2:states], terms[2:], coefficient, like
+            )
+
+    factors[:, 0], factors[:, 1] = -np.inf, 0.0  # a token of the rest has the posterior P(v) * k, k = e^top * whole
+    if columns.weight.size:
+        weight, left_out = columns.weight[b, :states], columns.left_out[1, b, :states]
+        for r in range(end - begin):
+            before, after = log_alpha[begin + r, :states], log_beta[begin + r + 1, :states]
+            factors[r, 0] = _weigh_stars(before, after, log_z, weight, outsides[r, :states], like)
+        for r in range(end - begin):
+            factors[r, 1] = _sum_stars(
+                outsides[r, :states], factors[r, 0], left_out, scratch[2, r, : count + 1], all_terms[r, :states], like
+            )
+        for r in range(end - begin):
+            _add_stars(
+                outsides[r, :states], factors[r, 0], factors[r, 1], left_out, scratch[0, r, :count],
+                probabilities[r, :known], blank, scratch[1, r, :count], scratch[2, r, :count], all_terms[r, :states], like,
+            )  # fmt: skip
+
+    for r in range(end - begin):
+        first, out_first = start + (begin + r) * stride_t, out_start + (begin + r) * out_stride_t
+        row, out = flat[first : first + vocabulary], out_flat[out_first : out_first + vocabulary]
+        top, whole, log_norm = factors[r, 0], factors[r, 1], norm[begin + r]
+        if normalized and top < _MODERATE:  # d(-log_z)/d logit = P(v) - posterior
+            _fill(row, -log_norm, grad * (1.0 - math.exp(top) * whole), out, like)
+        elif top == -np.inf:
             out[:] = 0
         else:
-            _fill(row, log_k, -grad[b], out)
-        _terms(value, 0.0, shares)
-        for c in range(columns.size):
-            probability = np.float64(shares[c]) if normalized else 0.0
-            out[columns[c]] = grad[b] * (probability - coefficient[c])
+            log_k = top + math.log(whole)
+            shift = log_k + math.log(-math.expm1(-log_k)) - log_norm if normalized else log_k
+            _fill(row, shift, -grad, out, like)
+    for r in range(end - begin):
+        result = scratch[2, r, :count]
+        _subtract(probabilities[r, :known], scratch[1, r, :count], grad, result, like)
+        first = out_start + (begin + r) * out_stride_t
+        out = out_flat[first : first + vocabulary]
+        for c in range(count):
+            out[token[c]] = result[c]

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from starseq.emissions.tokens import Scores, Tokens
+from starseq.lattice.banded_triton import surroundings
 from starseq.lattice.elementary_triton import exp_of, log_remainder, logaddexp
 from starseq.lattice.topology import Topology
 
@@ -36,11 +37,11 @@ def scores(
     )
     if batch * frames == 0:
         return result
+    *sizes, num_warps = blocks(logits.dtype, vocabulary, states, unit=logits.stride(2) == 1, gradient=False)
     _scores[(batch * frames,)](
-        logits, *logits.stride(), *_pointers(tokens), topology.num_states, lengths, *result,
+        logits, *logits.stride(), *_pointers(tokens), topology.num_states, lengths.contiguous(), *result,
         frames, vocabulary, states, tokens.blank, tokens.stay is not None, tokens.star_weight is not None,
-        tokens.star_except is not None, star, normalized, logits.dtype == torch.float64,
-        **_blocks(logits, logits, states, 1024, 2 if states <= 512 else 8),
+        tokens.star_except is not None, star, normalized, logits.dtype == torch.float64, *sizes, num_warps=num_warps,
     )  # fmt: skip
     return result
 
@@ -55,14 +56,14 @@ def gradient(
     result = torch.empty_like(logits)
     if batch * frames == 0:
         return result
-    block_s = triton.next_power_of_2(states)
-    dense = vocabulary <= max(2 * block_s, 256)
+    unit = logits.stride(2) == 1 and logits.stride() == result.stride()
+    *sizes, num_warps = blocks(logits.dtype, vocabulary, states, unit=unit, gradient=True)
     _gradient[(batch * frames,)](
         grad, grad.stride(0), logits, *logits.stride(), result, *result.stride(),
-        *_pointers(tokens), topology.num_states, lengths, topology.skip, norm, log_alpha, log_beta, log_z,
+        *_pointers(tokens), topology.num_states, lengths.contiguous(), topology.skip, norm, log_alpha, log_beta, log_z,
         frames, vocabulary, states, tokens.blank, tokens.stay is not None, tokens.star_weight is not None,
-        tokens.star_except is not None, topology.skip is not None, normalized, logits.dtype == torch.float64, dense,
-        max(1, _TILE // block_s), **_blocks(logits, result, states, 8192, 4 if states <= 64 else max(1, block_s // 256)),
+        tokens.star_except is not None, topology.skip is not None, normalized, logits.dtype == torch.float64,
+        is_dense(vocabulary, states), keys_at_once(states), *sizes, num_warps=num_warps,
     )  # fmt: skip
     return result
 
@@ -76,22 +77,36 @@ def _pointers(tokens: Tokens) -> tuple[Tensor | int | None, ...]:
     )  # fmt: skip
 
 
-def _blocks(logits: Tensor, out: Tensor, states: int, block: int, warps: int) -> dict[str, int]:
+def blocks(
+    dtype: torch.dtype, vocabulary: int, states: int, *, unit: bool, gradient: bool
+) -> tuple[int, int, int, int]:
     """How a program divides its row (BLOCK_V, ALIGN) and its states (BLOCK_S), and with how many warps.
 
-    `block` is that of long rows, `warps` those of short ones.
+    unit: the tokens of a row lie one after the other, in all tensors alike. The sizes of long rows were the best of eight
+    on an H200 (V = 50,001): few warps while the comparisons with the states are few.
     ALIGN: rows of an odd length begin at odd addresses, where wide loads are not possible; a long row is therefore read from
     its first address that is a multiple of 16 bytes, ALIGN elements at a time, and its ends apart. 1 stands for: don't.
     """
-    vocabulary = logits.shape[2]
-    long = vocabulary > _LONG
-    aligned = long and logits.stride(2) == 1 and logits.stride() == out.stride()
-    return {
-        "BLOCK_V": block if long else triton.next_power_of_2(vocabulary),
-        "ALIGN": 16 // logits.element_size() if aligned else 1,
-        "BLOCK_S": triton.next_power_of_2(states),
-        "num_warps": 8 if long else warps,
-    }
+    block_s = triton.next_power_of_2(states)
+    if vocabulary > _LONG:
+        align = 16 // dtype.itemsize if unit else 1
+        if not gradient:
+            return 512, align, block_s, 4
+        if dtype.itemsize == 2:
+            return (4096, align, block_s, 4) if states <= 32 else (8192, align, block_s, 8)
+        return 8192, align, block_s, 16
+    few = (4 if states <= 64 else max(1, block_s // 256)) if gradient else (2 if states <= 512 else 8)
+    return triton.next_power_of_2(vocabulary), 1, block_s, few
+
+
+def is_dense(vocabulary: int, states: int) -> bool:
+    """Whether the gradient looks at every token by itself, and not only at those that the graph names."""
+    return bool(vocabulary <= max(2 * triton.next_power_of_2(states), 256))
+
+
+def keys_at_once(states: int) -> int:
+    """How many tokens are compared with all states at once."""
+    return int(max(1, _TILE // triton.next_power_of_2(states)))
 
 
 @triton.jit
@@ -185,6 +200,37 @@ def _arcs(enter_ptr, stay_ptr, stay_row, s, exists, blank, STAYS: tl.constexpr):
     return enter, stay
 
 
+@triton.jit
+def row_scores(
+    x_ptr, base, stride_v, V, blank, enter, stay, left_out, weight, STARS: tl.constexpr, LEAVES_OUT: tl.constexpr,
+    NORMALIZED: tl.constexpr, EXACT: tl.constexpr, BLOCK_V: tl.constexpr, ALIGN: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Of one frame: the log-scores of entering, of staying, of the star in it (-inf without STARS), and the norm.
+
+    The row of logits begins at `base` (in elements where stride_v = 1, else in tokens). For each of BLOCK_S states: enter, stay
+    and left_out, its tokens, of which any that is none is impossible; weight, its star's log-weight.
+    """
+    norm = tl.zeros((), tl.float64)
+    if STARS or NORMALIZED:
+        top, others = _star(x_ptr, base, stride_v, V, blank, EXACT, ALIGN, BLOCK_V)
+        star = logaddexp(others, top, EXACT)
+    if NORMALIZED:
+        norm = logaddexp(star, tl.load(x_ptr + (base + blank) * stride_v).to(tl.float64), EXACT)
+        norm = tl.where(norm == float("-inf"), 0.0, norm)
+    log_enter = _at(x_ptr, base, stride_v, enter, (enter >= 0) & (enter < V)) - norm
+    log_stay = _at(x_ptr, base, stride_v, stay, (stay >= 0) & (stay < V)) - norm
+    log_star = tl.full((BLOCK_S,), float("-inf"), tl.float64)
+    if STARS:
+        without = tl.zeros((BLOCK_S,), tl.float64) + (star - norm)
+        if LEAVES_OUT:
+            value = _at(x_ptr, base, stride_v, left_out, (left_out >= 0) & (left_out < V))
+            # Only the largest token can hold more than half of the star: it is left out by adding up the others.
+            without = tl.where(value == top, others, log_remainder(star, value, EXACT)) - norm
+        log_star = without + weight
+        log_stay = logaddexp(log_stay, log_star, EXACT)
+    return log_enter, log_stay, log_star, norm
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def _scores(
     x_ptr, stride_b, stride_t, stride_v, enter_ptr, enter_b, stay_ptr, left_out_ptr, left_out_b, weight_ptr, weight_b,
@@ -204,33 +250,22 @@ def _scores(
             base = row * 0
         s = tl.arange(0, BLOCK_S)
         inside = s < S
-        norm = tl.zeros((), tl.float64)
-        if STARS or NORMALIZED:
-            top, others = _star(x_ptr, base, stride_v, V, blank, EXACT, ALIGN, BLOCK_V)
-            star = logaddexp(others, top, EXACT)
-        if NORMALIZED:
-            norm = logaddexp(star, tl.load(x_ptr + (base + blank) * stride_v).to(tl.float64), EXACT)
-            norm = tl.where(norm == float("-inf"), 0.0, norm)
-        tl.store(norm_ptr + row, norm)
-
         enter, stay = _arcs(enter_ptr + b * enter_b, stay_ptr, b * S, s, inside, blank, STAYS)
-        log_enter = _at(x_ptr, base, stride_v, enter, (enter >= 0) & (enter < V)) - norm
-        tl.store(log_enter_ptr + row * S + s, log_enter, mask=inside)
-        log_stay = _at(x_ptr, base, stride_v, stay, (stay >= 0) & (stay < V)) - norm
+        left_out, weight = enter, tl.zeros((BLOCK_S,), tl.float64)
+        if LEAVES_OUT:
+            not_last = s < tl.load(num_states_ptr + b) - 1
+            left_out = tl.load(left_out_ptr + b * left_out_b + s, mask=inside & not_last, other=-1)
         if STARS:
-            without = tl.zeros((BLOCK_S,), tl.float64) + (star - norm)
-            if LEAVES_OUT:
-                not_last = s < tl.load(num_states_ptr + b) - 1
-                left_out = tl.load(left_out_ptr + b * left_out_b + s, mask=inside & not_last, other=-1)
-                value = _at(x_ptr, base, stride_v, left_out, (left_out >= 0) & (left_out < V))
-                # Only the largest token can hold more than half of the star: it is left out by adding up the others.
-                without = tl.where(value == top, others, log_remainder(star, value, EXACT)) - norm
             weight = tl.load(weight_ptr + b * weight_b + s * weight_s, mask=inside, other=float("-inf")).to(tl.float64)
-            log_star = without + weight
-            log_stay = logaddexp(log_stay, log_star, EXACT)
-            if KEEP_STAR:
-                tl.store(log_star_ptr + row * S + s, log_star, mask=inside)
+        log_enter, log_stay, log_star, norm = row_scores(
+            x_ptr, base, stride_v, V, blank, enter, stay, left_out, weight, STARS, LEAVES_OUT, NORMALIZED, EXACT,
+            BLOCK_V, ALIGN, BLOCK_S,
+        )  # fmt: skip
+        tl.store(norm_ptr + row, norm)
+        tl.store(log_enter_ptr + row * S + s, log_enter, mask=inside)
         tl.store(log_stay_ptr + row * S + s, log_stay, mask=inside)
+        if KEEP_STAR:
+            tl.store(log_star_ptr + row * S + s, log_star, mask=inside)
 
 
 @triton.jit
@@ -276,6 +311,100 @@ def _fill(
         tl.store(out_ptr + (out_base + v) * out_stride_v, value.to(kind), mask=inside)
 
 
+@triton.jit
+def fill_row(
+    x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, value, EXACT: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """One number over a row of the gradient."""
+    shift = tl.zeros((), tl.float64)
+    _fill(x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, shift, value, False, EXACT, ALIGN, BLOCK_V)
+
+
+@triton.jit
+def row_gradient(
+    x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, blank, factor, norm, outside, outside_one, outside_two,
+    s, enter, stay, left_out, weight, keys_ptr, keys_stride, num_keys,
+    STARS: tl.constexpr, SKIP: tl.constexpr, NORMALIZED: tl.constexpr, EXACT: tl.constexpr, DENSE: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    """The gradient of one frame: factor * d(-log_z)/d logits, written to a row at `out_base` as at `base` those are read.
+
+    For each state s: outside, outside_one, outside_two, the log of what surrounds its self-loop and its arcs from one and, with
+    SKIP, two states before (-inf where there is none), over z; enter, stay, left_out and weight as in `row_scores`, with nothing
+    at states that do not exist. keys: the tokens that are consumed by name, blank perhaps among them; without DENSE these alone
+    are looked at one by one.
+    """
+    # Posteriors of the arcs, each from alpha, beta and its own score.
+    stayed = exp_of(outside + (_at(x_ptr, base, stride_v, stay, (stay >= 0) & (stay < V)) - norm), EXACT)
+    score = _at(x_ptr, base, stride_v, enter, (enter >= 0) & (enter < V)) - norm
+    entered = exp_of(outside_one + score, EXACT)
+    if SKIP:
+        entered += exp_of(outside_two + score, EXACT)
+
+    # A star gives each token that it holds the posterior P(v) * exp(outside).
+    log_k = tl.full((), float("-inf"), tl.float64)
+    if STARS:
+        outside += weight
+        top = tl.max(outside, axis=0)
+        top = tl.where(top > float("-inf"), top, 0.0)
+        shares = exp_of(outside - top, EXACT)
+        log_k = top + tl.log(tl.sum(shares.to(tl.float64), axis=0))
+        # Leaving out the token of the largest star may leave next to nothing of `shares`: those are added up again with
+        # their own maximum. For every other token the largest star remains in the sum.
+        apart = tl.sum(tl.where(s == tl.argmax(outside, axis=0), left_out, 0), axis=0)
+        remaining = tl.where(left_out == apart, float("-inf"), outside)
+        second = tl.max(remaining, axis=0)
+        second = tl.where(second > float("-inf"), second, 0.0)
+        remainder = tl.sum(exp_of(remaining - second, EXACT), axis=0)
+
+    if not DENSE:
+        if NORMALIZED:  # d(-log z)/d logit = P(v) - posterior = P(v) * (1 - k)
+            shift = tl.maximum(log_k, 0.0) + tl.log(1.0 - tl.exp(-tl.abs(log_k)))
+            shift = tl.where(log_k == float("-inf"), 0.0, shift)
+            sign = tl.where(log_k > 0.0, -factor, factor)
+        else:
+            shift, sign = log_k, -factor
+        sign = tl.where(shift == float("-inf"), 0.0, sign)  # k = 1, or 0 of unnormalised scores: nothing is left
+        shift = tl.where(shift == float("-inf"), 0.0, shift) - norm
+        _fill(x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, shift, sign, True, EXACT, ALIGN, BLOCK_V)
+        tl.debug_barrier()  # the tokens of the graph are written anew below, by other threads
+        stayed_blank = tl.sum(tl.where(stay == blank, stayed, 0.0), axis=0)
+        entered_blank = tl.sum(tl.where(enter == blank, entered, 0.0), axis=0)
+        of_blank = -(stayed_blank + entered_blank)
+        if NORMALIZED:
+            of_blank += exp_of(tl.load(x_ptr + (base + blank) * stride_v).to(tl.float64) - norm, EXACT)
+        tl.store(out_ptr + (out_base + blank) * out_stride_v, (factor * of_blank).to(out_ptr.dtype.element_ty))
+
+    # The tokens of the graph, or with DENSE all: what each has as a label and as a part of stars. A token that stands in
+    # several places is written several times, with the same value.
+    count = V if DENSE else num_keys
+    for k0 in range(0, count, BLOCK_K):
+        place = k0 + tl.arange(0, BLOCK_K)
+        if DENSE:
+            key = place.to(enter.dtype)
+            possible = key < V
+        else:
+            token = tl.load(keys_ptr + place * keys_stride, mask=place < num_keys, other=-1).to(tl.int64)
+            possible = (token >= 0) & (token < V) & (token != blank)
+            key = tl.where(possible, token, -1).to(enter.dtype)
+        log_p = _at(x_ptr, base, stride_v, key, possible) - norm
+        posterior = tl.sum(tl.where(key[:, None] == enter[None, :], entered[None, :], 0.0), axis=1)
+        posterior += tl.sum(tl.where(key[:, None] == stay[None, :], stayed[None, :], 0.0), axis=1)
+        if STARS:
+            holding = tl.sum(tl.where(key[:, None] != left_out[None, :], shares[None, :], 0.0), axis=1)
+            starred = tl.where(
+                key == apart, exp_of(log_p + second, EXACT) * remainder, exp_of(log_p + top, EXACT) * holding
+            )
+            posterior += tl.where(key == blank, 0.0, starred)
+        slope = -posterior
+        if NORMALIZED:
+            slope += exp_of(log_p, EXACT)
+        tl.store(
+            out_ptr + (out_base + key) * out_stride_v, (factor * slope).to(out_ptr.dtype.element_ty), mask=possible
+        )
+
+
 @triton.jit(do_not_specialize=[*_SIZES, "out_stride_b", "out_stride_t", "grad_stride"])
 def _gradient(
     grad_ptr, grad_stride, x_ptr, stride_b, stride_t, stride_v, out_ptr, out_stride_b, out_stride_t, out_stride_v,
@@ -301,88 +430,26 @@ def _gradient(
     z = tl.load(z_ptr + b)
     if (t >= tl.load(lengths_ptr + b)) | (z == float("-inf")) | (z != z):
         nothing = tl.where((t < tl.load(lengths_ptr + b)) & (z != z), float("nan"), 0.0)
-        _fill(x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, z, nothing, False, EXACT, ALIGN, BLOCK_V)
+        fill_row(x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, nothing, EXACT, ALIGN, BLOCK_V)
     else:
         s = tl.arange(0, BLOCK_S)
         num_states = tl.minimum(tl.load(num_states_ptr + b), S)
         exists = s < num_states
-        factor = tl.load(grad_ptr + b * grad_stride).to(kind)
-        norm = tl.load(norm_ptr + row)
-        alpha = alpha_ptr + (b * (T + 1) + t) * S + s
-        after = tl.load(beta_ptr + (b * (T + 1) + t + 1) * S + s, mask=exists, other=float("-inf")) - z
-        outside = tl.load(alpha, mask=exists, other=float("-inf")) + after
-
-        # Posteriors of the arcs, each from alpha, beta and its own score.
         enter, stay = _arcs(enter_ptr + b * enter_b, stay_ptr, b * S, s, exists, blank, STAYS)
-        stayed = exp_of(outside + (_at(x_ptr, base, stride_v, stay, (stay >= 0) & (stay < V)) - norm), EXACT)
-        score = _at(x_ptr, base, stride_v, enter, (enter >= 0) & (enter < V)) - norm
-        one = tl.load(alpha - 1, mask=exists & (s > 0), other=float("-inf"))
-        entered = exp_of(one + after + score, EXACT)
+        left_out = tl.full((BLOCK_S,), -1, enter.dtype)
+        if LEAVES_OUT:
+            left_out = tl.load(left_out_ptr + b * left_out_b + s, mask=s < num_states - 1, other=-1)
+        weight = tl.zeros((BLOCK_S,), tl.float64)
+        if STARS:
+            weight = tl.load(weight_ptr + b * weight_b + s * weight_s, mask=exists, other=float("-inf")).to(tl.float64)
+        skip = s < 0
         if SKIP:
             skip = exists & (s > 1) & (tl.load(skip_ptr + b * S + s, mask=exists, other=0) != 0)
-            two = tl.load(alpha - 2, mask=skip, other=float("-inf"))
-            entered += exp_of(two + after + score, EXACT)
-
-        # A star gives each token that it holds the posterior P(v) * exp(outside).
-        log_k = tl.full((), float("-inf"), tl.float64)
-        if STARS:
-            left_out = tl.full((BLOCK_S,), -1, tl.int64)
-            if LEAVES_OUT:
-                left_out = tl.load(left_out_ptr + b * left_out_b + s, mask=s < num_states - 1, other=-1).to(tl.int64)
-            weight = tl.load(weight_ptr + b * weight_b + s * weight_s, mask=exists, other=float("-inf"))
-            outside += weight.to(tl.float64)
-            top = tl.max(outside, axis=0)
-            top = tl.where(top > float("-inf"), top, 0.0)
-            shares = exp_of(outside - top, EXACT)
-            log_k = top + tl.log(tl.sum(shares.to(tl.float64), axis=0))
-            # Leaving out the token of the largest star may leave next to nothing of `shares`: those are added up again with
-            # their own maximum. For every other token the largest star remains in the sum.
-            apart = tl.sum(tl.where(s == tl.argmax(outside, axis=0), left_out, 0), axis=0)
-            remaining = tl.where(left_out == apart, float("-inf"), outside)
-            second = tl.max(remaining, axis=0)
-            second = tl.where(second > float("-inf"), second, 0.0)
-            remainder = tl.sum(exp_of(remaining - second, EXACT), axis=0)
-
-        if not DENSE:
-            if NORMALIZED:  # d(-log z)/d logit = P(v) - posterior = P(v) * (1 - k)
-                shift = tl.maximum(log_k, 0.0) + tl.log(1.0 - tl.exp(-tl.abs(log_k)))
-                shift = tl.where(log_k == float("-inf"), 0.0, shift)
-                sign = tl.where(log_k > 0.0, -factor, factor)
-            else:
-                shift, sign = log_k, -factor
-            sign = tl.where(shift == float("-inf"), 0.0, sign)  # k = 1, or 0 of unnormalised scores: nothing is left
-            shift = tl.where(shift == float("-inf"), 0.0, shift) - norm
-            _fill(x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, shift, sign, True, EXACT, ALIGN, BLOCK_V)
-            tl.debug_barrier()  # the tokens of the graph are written anew below, by other threads
-            stayed_blank = tl.sum(tl.where(stay == blank, stayed, 0.0), axis=0)
-            entered_blank = tl.sum(tl.where(enter == blank, entered, 0.0), axis=0)
-            of_blank = -(stayed_blank + entered_blank)
-            if NORMALIZED:
-                of_blank += exp_of(tl.load(x_ptr + (base + blank) * stride_v).to(tl.float64) - norm, EXACT)
-            tl.store(out_ptr + (out_base + blank) * out_stride_v, (factor * of_blank).to(out_ptr.dtype.element_ty))
-
-        # The tokens of the graph, or with DENSE all: what each has as a label and as a part of stars. A token that stands in
-        # several places is written several times, with the same value.
-        count = V if DENSE else S
-        for k0 in range(0, count, BLOCK_K):
-            key = k0 + tl.arange(0, BLOCK_K)
-            if DENSE:
-                possible = key < V
-            else:
-                key = tl.load(enter_ptr + b * enter_b + key, mask=key < num_states, other=-1)
-                possible = (key >= 0) & (key < V) & (key != blank)
-            log_p = _at(x_ptr, base, stride_v, key, possible) - norm
-            posterior = tl.sum(tl.where(key[:, None] == enter[None, :], entered[None, :], 0.0), axis=1)
-            posterior += tl.sum(tl.where(key[:, None] == stay[None, :], stayed[None, :], 0.0), axis=1)
-            if STARS:
-                holding = tl.sum(tl.where(key[:, None] != left_out[None, :], shares[None, :], 0.0), axis=1)
-                starred = tl.where(
-                    key == apart, exp_of(log_p + second, EXACT) * remainder, exp_of(log_p + top, EXACT) * holding
-                )
-                posterior += tl.where(key == blank, 0.0, starred)
-            slope = -posterior
-            if NORMALIZED:
-                slope += exp_of(log_p, EXACT)
-            tl.store(
-                out_ptr + (out_base + key) * out_stride_v, (factor * slope).to(out_ptr.dtype.element_ty), mask=possible
-            )
+        alpha = alpha_ptr + (b * (T + 1) + t) * S + s
+        beta = beta_ptr + (b * (T + 1) + t + 1) * S + s
+        outside, one, two = surroundings(alpha, beta, z, s, exists, skip, SKIP)
+        row_gradient(
+            x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, blank, tl.load(grad_ptr + b * grad_stride).to(kind),
+            tl.load(norm_ptr + row), outside, one, two, s, enter, stay, left_out, weight, enter_ptr + b * enter_b, 1,
+            num_states, STARS, SKIP, NORMALIZED, EXACT, DENSE, BLOCK_K, BLOCK_V, ALIGN,
+        )  # fmt: skip

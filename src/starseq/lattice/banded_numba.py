@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from starseq.lattice import threads
-from starseq.lattice.elementary_numba import jit, jit_outer, logaddexp
+from starseq.lattice.elementary_numba import exp, jit, jit_outer, logaddexp
+from starseq.lattice.lanes_numba import load, narrow, select, store, widen, width
 from starseq.lattice.topology import Topology
 
 
@@ -30,7 +31,7 @@ def forward_backward(
     directions = 2 if backward else 1
     threads.run(
         _forward_backward, batch * directions, 4 * directions * log_stay.numel(), directions,
-        log_stay.numpy(), log_enter.numpy(), *_arrays(topology), lengths.numpy(),
+        log_stay.numpy(), log_enter.numpy(), *arrays_of(topology), lengths.numpy(),
         log_alpha.numpy(), log_beta.numpy(), log_z.numpy(), np.empty(0, np.float64 if exact else np.float32),
     )  # fmt: skip
     return log_alpha, log_beta if backward else log_beta.view(0), log_z
@@ -44,12 +45,12 @@ def viterbi(log_stay: Tensor, log_enter: Tensor, topology: Topology, lengths: Te
     steps = np.empty((batch, frames, states), np.int8)
     threads.run(
         _viterbi, batch, 2 * log_stay.numel(),
-        log_stay.numpy(), log_enter.numpy(), *_arrays(topology), lengths.numpy(), steps, path.numpy(), log_score.numpy(),
+        log_stay.numpy(), log_enter.numpy(), *arrays_of(topology), lengths.numpy(), steps, path.numpy(), log_score.numpy(),
     )  # fmt: skip
     return path, log_score
 
 
-def _arrays(topology: Topology) -> tuple[Any, int, Any]:
+def arrays_of(topology: Topology) -> tuple[Any, int, Any]:
     """num_states, ends and skip for compiled code; skip has no states where no graph skips."""
     skip = np.empty((0, 0), np.bool_) if topology.skip is None else topology.skip.numpy()
     return topology.num_states.numpy(), topology.ends, skip
@@ -63,84 +64,121 @@ def _reach(step: Any, frames: Any, states: Any, width: Any) -> Any:
 
 
 @jit
-def _entering(before: Any, skip: Any, s: Any, like: Any) -> Any:
-    """The log-sum over the states from which s is entered, for s > 0."""
-    if skip.shape[0] and s > 1 and skip[s]:
-        return logaddexp(before[s - 1], before[s - 2], like)
-    return before[s - 1]
-
-
-# The loops below run over slices of equal length from 0 on: then the compiler sees that no index is negative, and vectorises.
-
-
-@jit
 def _sum_chain(here: Any, stay: Any, beside: Any, move: Any, out: Any, like: Any) -> None:
-    for i in range(out.size):
-        out[i] = logaddexp(here[i] + stay[i], beside[i] + move[i], like)
+    for i in range(0, out.size, width(like)):
+        staying = load(here, i, 0.0, like) + load(stay, i, 0.0, like)
+        store(logaddexp(staying, load(beside, i, 0.0, like) + load(move, i, 0.0, like), like), out, i)
 
 
 @jit
 def _forward_skip(here: Any, stay: Any, one: Any, two: Any, skip: Any, enter: Any, out: Any, like: Any) -> None:
-    for i in range(out.size):
-        entering = logaddexp(one[i], two[i] if skip[i] else -np.inf, like)
-        out[i] = logaddexp(here[i] + stay[i], entering + enter[i], like)
+    for i in range(0, out.size, width(like)):
+        further = select(load(skip, i, 0.0, like), load(two, i, 0.0, like), -np.inf)
+        entering = logaddexp(load(one, i, 0.0, like), further, like) + load(enter, i, 0.0, like)
+        store(logaddexp(load(here, i, 0.0, like) + load(stay, i, 0.0, like), entering, like), out, i)
 
 
 @jit
 def _backward_skip(
     here: Any, stay: Any, one: Any, enter_one: Any, two: Any, enter_two: Any, skip: Any, out: Any, like: Any
 ) -> None:
-    for i in range(out.size):
-        leaving = logaddexp(one[i] + enter_one[i], two[i] + enter_two[i] if skip[i] else -np.inf, like)
-        out[i] = logaddexp(here[i] + stay[i], leaving, like)
+    for i in range(0, out.size, width(like)):
+        further = load(two, i, 0.0, like) + load(enter_two, i, 0.0, like)
+        further = select(load(skip, i, 0.0, like), further, -np.inf)
+        leaving = logaddexp(load(one, i, 0.0, like) + load(enter_one, i, 0.0, like), further, like)
+        store(logaddexp(load(here, i, 0.0, like) + load(stay, i, 0.0, like), leaving, like), out, i)
 
 
 @jit
-def _forward(log_stay: Any, log_enter: Any, skip: Any, frames: Any, states: Any, log_alpha: Any, like: Any) -> None:
+def _forward(
+    t: Any, log_stay: Any, log_enter: Any, skip: Any, frames: Any, states: Any, log_alpha: Any, like: Any
+) -> None:
+    """log_alpha[t + 1] from log_alpha[t]."""
     width = 2 if skip.shape[0] else 1
-    log_alpha[0, :] = -np.inf
-    log_alpha[0, 0] = 0.0
-    for t in range(frames):
-        before, after, stay, enter = log_alpha[t], log_alpha[t + 1], log_stay[t], log_enter[t]
-        low, high = _reach(t + 1, frames, states, width)
-        after[:low] = -np.inf
-        after[high:] = -np.inf
-        for s in range(low, min(width, high)):
-            entering = _entering(before, skip, s, like) + enter[s] if s > 0 else -np.inf
-            after[s] = logaddexp(before[s] + stay[s], entering, like)
-        low = max(low, width)
-        if low >= high:
-            continue
-        here, one, out = before[low:high], before[low - 1 : high - 1], after[low:high]
-        if width == 1:
-            _sum_chain(here, stay[low:high], one, enter[low:high], out, like)
-        else:
-            two = before[low - 2 : high - 2]
-            _forward_skip(here, stay[low:high], one, two, skip[low:high], enter[low:high], out, like)
+    before, after, stay, enter = log_alpha[t], log_alpha[t + 1], log_stay[t], log_enter[t]
+    low, high = _reach(t + 1, frames, states, width)
+    after[:low] = -np.inf
+    after[high:] = -np.inf
+    for s in range(low, min(width, high)):
+        after[s] = before[s] + stay[s]
+        if s > 0:  # as many arcs lead to state 1 as to any other of a chain
+            after[s] = logaddexp(after[s], before[s - 1] + enter[s], like)
+    low = max(low, width)
+    if low >= high:
+        return
+    here, one, out = before[low:high], before[low - 1 : high - 1], after[low:high]
+    if width == 1:
+        _sum_chain(here, stay[low:high], one, enter[low:high], out, like)
+    else:
+        two = before[low - 2 : high - 2]
+        _forward_skip(here, stay[low:high], one, two, skip[low:high], enter[low:high], out, like)
 
 
 @jit
 def _backward(
-    log_stay: Any, log_enter: Any, ends: Any, skip: Any, frames: Any, states: Any, log_beta: Any, like: Any
+    t: Any, log_stay: Any, log_enter: Any, skip: Any, frames: Any, states: Any, log_beta: Any, like: Any
 ) -> None:
+    """log_beta[t] from log_beta[t + 1]."""
     width = 2 if skip.shape[0] else 1
-    log_beta[frames, :] = -np.inf
-    log_beta[frames, max(states - ends, 0) : states] = 0.0
-    for t in range(frames - 1, -1, -1):
-        after, before, stay, enter = log_beta[t + 1], log_beta[t], log_stay[t], log_enter[t]
-        low, high = _reach(t, frames, states, width)
-        before[:low] = -np.inf
-        before[high:] = -np.inf
-        inner = max(low, min(high, states - width))
-        here, one, out = after[low:inner], after[low + 1 : inner + 1], before[low:inner]
-        if width == 1:
-            _sum_chain(here, stay[low:inner], one, enter[low + 1 : inner + 1], out, like)
-        else:
-            two, enter_two, skips = after[low + 2 : inner + 2], enter[low + 2 : inner + 2], skip[low + 2 : inner + 2]
-            _backward_skip(here, stay[low:inner], one, enter[low + 1 : inner + 1], two, enter_two, skips, out, like)
-        for s in range(inner, high):
-            leaving = enter[s + 1] + after[s + 1] if s + 1 < states else -np.inf
-            before[s] = logaddexp(stay[s] + after[s], leaving, like)
+    after, before, stay, enter = log_beta[t + 1], log_beta[t], log_stay[t], log_enter[t]
+    low, high = _reach(t, frames, states, width)
+    before[:low] = -np.inf
+    before[high:] = -np.inf
+    inner = max(low, min(high, states - width))
+    here, one, out = after[low:inner], after[low + 1 : inner + 1], before[low:inner]
+    if width == 1:
+        _sum_chain(here, stay[low:inner], one, enter[low + 1 : inner + 1], out, like)
+    else:
+        two, enter_two, skips = after[low + 2 : inner + 2], enter[low + 2 : inner + 2], skip[low + 2 : inner + 2]
+        _backward_skip(here, stay[low:inner], one, enter[low + 1 : inner + 1], two, enter_two, skips, out, like)
+    for s in range(inner, high):
+        before[s] = stay[s] + after[s]
+        if s + 1 < states:
+            before[s] = logaddexp(before[s], enter[s + 1] + after[s + 1], like)
+
+
+@jit
+def sum_utterance(
+    log_stay: Any,
+    log_enter: Any,
+    ends: Any,
+    skip: Any,
+    frames: Any,
+    states: Any,
+    log_alpha: Any,
+    log_beta: Any,
+    like: Any,
+) -> Any:
+    """Fills log_alpha and log_beta (T+1, S) of one utterance from its scores (T, S), and returns log_z.
+
+    Either may be empty, and is then left out (without log_alpha the result is NaN). skip: (S,), or empty. Both are filled in
+    turns: neither waits for the other, so the processor works on two steps at once.
+    """
+    if log_alpha.size:
+        log_alpha[0, :] = -np.inf
+        log_alpha[0, 0] = 0.0
+    if log_beta.size:
+        log_beta[frames, :] = -np.inf
+        log_beta[frames, max(states - ends, 0) : states] = 0.0
+    for t in range(frames):
+        if log_alpha.size:
+            _forward(t, log_stay, log_enter, skip, frames, states, log_alpha, like)
+        if log_beta.size:
+            _backward(frames - 1 - t, log_stay, log_enter, skip, frames, states, log_beta, like)
+    if not log_alpha.size:
+        return np.nan
+    log_z = -np.inf
+    for s in range(max(states - ends, 0), states):
+        log_z = logaddexp(log_z, log_alpha[frames, s], like)
+    return log_z
+
+
+@jit
+def add_posteriors(log_alpha: Any, log_score: Any, log_beta: Any, log_z: Any, sums: Any, like: Any) -> None:
+    """Adds to the sums (S,) the posteriors of one arc a state at a frame."""
+    for i in range(0, sums.size, width(like)):
+        x = (load(log_alpha, i, 0.0, like) + load(log_beta, i, 0.0, like) - log_z) + load(log_score, i, 0.0, like)
+        store(load(sums, i, 0.0, like) + widen(exp(narrow(x, like))), sums, i)
 
 
 @jit
@@ -153,13 +191,11 @@ def _forward_backward(
         frames, states = lengths[b], num_states[b]
         skip = skips[b] if skips.shape[0] else skips.reshape(-1)
         if item % directions == 0:
-            _forward(log_stay[b], log_enter[b], skip, frames, states, log_alpha[b], like)
-            total = -np.inf
-            for s in range(max(states - ends, 0), states):
-                total = logaddexp(total, log_alpha[b, frames, s], like)
-            log_z[b] = total
+            log_z[b] = sum_utterance(
+                log_stay[b], log_enter[b], ends, skip, frames, states, log_alpha[b], log_alpha[b, :0], like
+            )
         else:
-            _backward(log_stay[b], log_enter[b], ends, skip, frames, states, log_beta[b], like)
+            sum_utterance(log_stay[b], log_enter[b], ends, skip, frames, states, log_beta[b, :0], log_beta[b], like)
 
 
 @jit_outer

@@ -1,7 +1,7 @@
 """Forward-backward and Viterbi over banded graphs on a GPU. Same functions as banded_torch.
 
 One program an utterance and direction: its states live in registers, a frame is one step of its loop, and the scores of the next
-frame are on their way while this one is computed. Both directions run at the same time.
+frames are on their way while this one is computed. Both directions run at the same time.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def forward_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See banded_torch.forward_backward. All sums are float64; without `exact` their corrections are float32."""
     batch, frames, states = log_stay.shape
+    lengths = lengths.contiguous()
     log_alpha = log_stay.new_empty(batch, frames + 1, states)
     log_beta = torch.empty_like(log_alpha) if backward else log_stay.new_empty(0)
     log_z = log_stay.new_empty(batch)
@@ -33,7 +34,7 @@ def forward_backward(
     if batch:
         _forward_backward[(batch, 2 if backward else 1)](
             log_stay, log_enter, topology.num_states, topology.skip, lengths, log_alpha, log_beta, log_z,
-            frames, states, topology.ends, topology.skip is not None, exact, block, num_warps=_warps(block),
+            frames, states, topology.ends, topology.skip is not None, exact, block, num_warps=warps(block),
         )  # fmt: skip
     return log_alpha, log_beta, log_z
 
@@ -41,6 +42,7 @@ def forward_backward(
 def viterbi(log_stay: Tensor, log_enter: Tensor, topology: Topology, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """See banded_torch.viterbi."""
     batch, frames, states = log_stay.shape
+    lengths = lengths.contiguous()
     steps = torch.empty(batch, frames, states, dtype=torch.int8, device=log_stay.device)
     path = torch.empty(batch, frames, dtype=torch.int64, device=log_stay.device)
     log_score = log_stay.new_empty(batch)
@@ -48,14 +50,128 @@ def viterbi(log_stay: Tensor, log_enter: Tensor, topology: Topology, lengths: Te
     if batch:
         _viterbi[(batch,)](
             log_stay, log_enter, topology.num_states, topology.skip, lengths, steps, path, log_score,
-            frames, states, topology.ends, topology.skip is not None, block, num_warps=_warps(block),
+            frames, states, topology.ends, topology.skip is not None, block, num_warps=warps(block),
         )  # fmt: skip
     return path, log_score
 
 
-def _warps(block: int) -> int:
+def warps(block: int) -> int:
     """One state a thread, up to 8 warps: beyond, waiting for each other costs more than it saves."""
     return min(max(block // 32, 1), 8)
+
+
+@triton.jit
+def _step(
+    current, stay, enter, has_one, one, two, skip, FORWARD: tl.constexpr, SKIP: tl.constexpr, EXACT: tl.constexpr
+):  # fmt: skip
+    """The sums one frame on, from those of the states themselves and of their neighbours `one` and `two`."""
+    moving = current if FORWARD else current + enter
+    other = tl.where(has_one, tl.gather(moving, one, 0), float("-inf"))
+    if SKIP:
+        other = logaddexp(other, tl.where(skip, tl.gather(moving, two, 0), float("-inf")), EXACT)
+    if FORWARD:
+        other += enter
+    return logaddexp(current + stay, other, EXACT)
+
+
+@triton.jit
+def _sums(
+    stays, enters, out, stride, current, s, S, num_states, frames, has_one, one, two, skip,
+    FORWARD: tl.constexpr, SKIP: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Takes `current` through all frames, writes it before the first and after each, and returns the last.
+
+    stays, enters, out: pointers to the states s of the first frame; `stride` leads from a frame to the next.
+    """
+    tl.store(out, current, mask=s < S)
+    ready = s < tl.where(frames > 0, num_states, 0)
+    last = frames - 1
+    none = float("-inf")
+    done = frames * 0
+    if BLOCK <= 512:  # wider graphs take longer for a frame than memory does, and have no registers to spare
+        # Scores come from memory more slowly than frames are computed: those of four frames are on their way at a time.
+        to = tl.minimum(last, 1) * stride
+        stay0, stay1 = tl.load(stays, mask=ready, other=none), tl.load(stays + to, mask=ready, other=none)
+        enter0, enter1 = tl.load(enters, mask=ready, other=none), tl.load(enters + to, mask=ready, other=none)
+        to = tl.minimum(last, 2) * stride
+        stay2, enter2 = tl.load(stays + to, mask=ready, other=none), tl.load(enters + to, mask=ready, other=none)
+        to = tl.minimum(last, 3) * stride
+        stay3, enter3 = tl.load(stays + to, mask=ready, other=none), tl.load(enters + to, mask=ready, other=none)
+        for t in range(0, frames - 3, 4):
+            current = _step(current, stay0, enter0, has_one, one, two, skip, FORWARD, SKIP, EXACT)
+            tl.store(out + (t + 1) * stride, current, mask=s < S)
+            to = tl.minimum(last, t + 4) * stride
+            stay0, enter0 = tl.load(stays + to, mask=ready, other=none), tl.load(enters + to, mask=ready, other=none)
+            current = _step(current, stay1, enter1, has_one, one, two, skip, FORWARD, SKIP, EXACT)
+            tl.store(out + (t + 2) * stride, current, mask=s < S)
+            to = tl.minimum(last, t + 5) * stride
+            stay1, enter1 = tl.load(stays + to, mask=ready, other=none), tl.load(enters + to, mask=ready, other=none)
+            current = _step(current, stay2, enter2, has_one, one, two, skip, FORWARD, SKIP, EXACT)
+            tl.store(out + (t + 3) * stride, current, mask=s < S)
+            to = tl.minimum(last, t + 6) * stride
+            stay2, enter2 = tl.load(stays + to, mask=ready, other=none), tl.load(enters + to, mask=ready, other=none)
+            current = _step(current, stay3, enter3, has_one, one, two, skip, FORWARD, SKIP, EXACT)
+            tl.store(out + (t + 4) * stride, current, mask=s < S)
+            to = tl.minimum(last, t + 7) * stride
+            stay3, enter3 = tl.load(stays + to, mask=ready, other=none), tl.load(enters + to, mask=ready, other=none)
+        done = frames // 4 * 4
+    to = tl.minimum(last, done) * stride
+    next_stay, next_enter = tl.load(stays + to, mask=ready, other=none), tl.load(enters + to, mask=ready, other=none)
+    for t in range(done, frames):
+        stay, enter = next_stay, next_enter
+        to = tl.minimum(last, t + 1) * stride
+        next_stay, next_enter = (
+            tl.load(stays + to, mask=ready, other=none),
+            tl.load(enters + to, mask=ready, other=none),
+        )
+        current = _step(current, stay, enter, has_one, one, two, skip, FORWARD, SKIP, EXACT)
+        tl.store(out + (t + 1) * stride, current, mask=s < S)
+    return current
+
+
+@triton.jit
+def forward_sums(
+    stays, enters, alpha, s, S, num_states, frames, final, skip, SKIP: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Writes log_alpha of one utterance and returns its log_z.
+
+    stays, enters, alpha: pointers to its first frame's states s. final: where paths may end. skip: whether s is entered from s-2.
+    """
+    current = tl.where(s == 0, 0.0, tl.full((BLOCK,), float("-inf"), tl.float64))
+    one, two = tl.maximum(s - 1, 0), tl.maximum(s - 2, 0)
+    current = _sums(
+        stays, enters, alpha, S, current, s, S, num_states, frames, s > 0, one, two, skip, True, SKIP, EXACT, BLOCK
+    )
+    return log_sum(tl.where(final, current, float("-inf")), EXACT)
+
+
+@triton.jit
+def backward_sums(
+    stays, enters, beta, s, S, num_states, frames, final, skip, SKIP: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Writes log_beta of one utterance. As `forward_sums`; skip: whether s+2 is entered from s."""
+    current = tl.where(final, 0.0, tl.full((BLOCK,), float("-inf"), tl.float64))
+    one, two = tl.minimum(s + 1, BLOCK - 1), tl.minimum(s + 2, BLOCK - 1)
+    back = (frames - 1) * S
+    _sums(
+        stays + back, enters + back, beta + frames * S, -S, current, s, S, num_states, frames, s + 1 < num_states, one, two,
+        skip, False, SKIP, EXACT, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def surroundings(alpha, beta, z, s, exists, skip, SKIP: tl.constexpr):
+    """Of one frame: the log of what surrounds each state's self-loop, its arc from s-1 and its arc from s-2, over z.
+
+    alpha: pointers to states s before the frame, beta: after it.
+    """
+    after = tl.load(beta, mask=exists, other=float("-inf")) - z
+    stay = tl.load(alpha, mask=exists, other=float("-inf")) + after
+    one = tl.load(alpha - 1, mask=exists & (s > 0), other=float("-inf")) + after
+    two = one
+    if SKIP:
+        two = tl.load(alpha - 2, mask=skip, other=float("-inf")) + after
+    return stay, one, two
 
 
 @triton.jit(do_not_specialize=["T", "S"])  # they change from batch to batch
@@ -67,63 +183,23 @@ def _forward_backward(
     s = tl.arange(0, BLOCK)
     num_states = tl.minimum(tl.load(num_states_ptr + b), S)
     frames = tl.maximum(tl.minimum(tl.load(lengths_ptr + b), T), 0).to(tl.int32)
-    exists = s < num_states
-    final = exists & (s >= num_states - ENDS)
+    final = (s < num_states) & (s >= num_states - ENDS)
     stays = stay_ptr + b * T * S + s
     enters = enter_ptr + b * T * S + s
-    never = tl.full((BLOCK,), float("-inf"), tl.float64)
-
+    skip = s < 0
     if tl.program_id(1) == 0:
-        alpha = alpha_ptr + b * (T + 1) * S + s
-        current = tl.where(s == 0, 0.0, never)
-        tl.store(alpha, current, mask=s < S)
-        one, two = tl.maximum(s - 1, 0), tl.maximum(s - 2, 0)
         if SKIP:
-            skip = exists & (s > 1) & (tl.load(skip_ptr + b * S + s, mask=exists, other=0) != 0)
-        ready = s < tl.where(frames > 0, num_states, 0)
-        next_stay = tl.load(stays, mask=ready, other=float("-inf"))
-        next_enter = tl.load(enters, mask=ready, other=float("-inf"))
-        for t in range(frames):
-            stay, enter = next_stay, next_enter
-            stays += S
-            enters += S
-            alpha += S
-            ready = s < tl.where(t + 1 < frames, num_states, 0)
-            next_stay = tl.load(stays, mask=ready, other=float("-inf"))
-            next_enter = tl.load(enters, mask=ready, other=float("-inf"))
-            entering = tl.where(s > 0, tl.gather(current, one, 0), float("-inf"))
-            if SKIP:
-                entering = logaddexp(entering, tl.where(skip, tl.gather(current, two, 0), float("-inf")), EXACT)
-            current = logaddexp(current + stay, entering + enter, EXACT)
-            tl.store(alpha, current, mask=s < S)
-        tl.store(z_ptr + b, log_sum(tl.where(final, current, float("-inf")), EXACT))
+            leaps = (s > 1) & (s < num_states)
+            skip = leaps & (tl.load(skip_ptr + b * S + s, mask=leaps, other=0) != 0)
+        alpha = alpha_ptr + b * (T + 1) * S + s
+        z = forward_sums(stays, enters, alpha, s, S, num_states, frames, final, skip, SKIP, EXACT, BLOCK)
+        tl.store(z_ptr + b, z)
     else:
-        beta = beta_ptr + b * (T + 1) * S + frames * S + s
-        current = tl.where(final, 0.0, never)
-        tl.store(beta, current, mask=s < S)
-        one, two = tl.minimum(s + 1, BLOCK - 1), tl.minimum(s + 2, BLOCK - 1)
         if SKIP:
             leaps = s + 2 < num_states
             skip = leaps & (tl.load(skip_ptr + b * S + s + 2, mask=leaps, other=0) != 0)
-        stays += (frames - 1) * S
-        enters += (frames - 1) * S
-        ready = s < tl.where(frames > 0, num_states, 0)
-        next_stay = tl.load(stays, mask=ready, other=float("-inf"))
-        next_enter = tl.load(enters, mask=ready, other=float("-inf"))
-        for t in range(frames):
-            stay, enter = next_stay, next_enter
-            stays -= S
-            enters -= S
-            beta -= S
-            ready = s < tl.where(t + 1 < frames, num_states, 0)
-            next_stay = tl.load(stays, mask=ready, other=float("-inf"))
-            next_enter = tl.load(enters, mask=ready, other=float("-inf"))
-            entered = current + enter
-            leaving = tl.where(s + 1 < num_states, tl.gather(entered, one, 0), float("-inf"))
-            if SKIP:
-                leaving = logaddexp(leaving, tl.where(skip, tl.gather(entered, two, 0), float("-inf")), EXACT)
-            current = logaddexp(current + stay, leaving, EXACT)
-            tl.store(beta, current, mask=s < S)
+        beta = beta_ptr + b * (T + 1) * S + s
+        backward_sums(stays, enters, beta, s, S, num_states, frames, final, skip, SKIP, EXACT, BLOCK)
 
 
 @triton.jit(do_not_specialize=["T", "S"])

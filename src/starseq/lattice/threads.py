@@ -2,13 +2,15 @@
 
 numba's own parallel loops are not used: their threading layers abort the process when two Python threads, or a forked child,
 enter them. Kernels here release the GIL and write to disjoint places, so the result does not depend on the number of threads.
+Nor are concurrent.futures: for the loss of a small batch, their bookkeeping costs as much as the second thread saves.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import torch
@@ -16,7 +18,8 @@ import torch
 _WORTH_A_THREAD = (
     100_000  # elementary steps: about a tenth of a millisecond, several times the price of handing work over
 )
-_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
+_Task = tuple[Callable[[], None], "SimpleQueue[BaseException | None]"]
+_pools: dict[tuple[int, int], SimpleQueue[_Task]] = {}
 
 
 def run(kernel: Callable[..., None], items: int, cost: int, *arguments: Any) -> None:
@@ -25,7 +28,8 @@ def run(kernel: Callable[..., None], items: int, cost: int, *arguments: Any) -> 
     if threads <= 1:
         kernel(0, items, *arguments)
         return
-    pieces = min(items, 4 * threads)  # more pieces than threads: utterances differ in length
+    # More pieces than threads: utterances differ in length.
+    pieces = min(items, 4 * threads, max(threads, 2 * cost // _WORTH_A_THREAD))
     bounds = [items * i // pieces for i in range(pieces + 1)]
     following = iter(list(zip(bounds, bounds[1:], strict=False)))
 
@@ -33,16 +37,36 @@ def run(kernel: Callable[..., None], items: int, cost: int, *arguments: Any) -> 
         for begin, end in following:  # advancing a list iterator is atomic under the GIL
             kernel(begin, end, *arguments)
 
-    others = [_pool(threads - 1).submit(work) for _ in range(threads - 1)]
-    work()
-    wait(others)
-    for other in others:
-        other.result()
+    done: SimpleQueue[BaseException | None] = SimpleQueue()
+    pool = _pool(threads - 1)
+    for _ in range(threads - 1):
+        pool.put((work, done))
+    try:
+        work()
+    finally:
+        errors = [done.get() for _ in range(threads - 1)]
+    for error in errors:
+        if error is not None:
+            raise error
 
 
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """One pool per size and process: a fork inherits the objects but not the threads."""
+def _pool(threads: int) -> SimpleQueue[_Task]:
+    """Where so many threads wait for work. One per size and process: a fork inherits the objects but not the threads."""
     key = (os.getpid(), threads)
     if key not in _pools:
-        _pools[key] = ThreadPoolExecutor(threads, thread_name_prefix="starseq")
+        _pools[key] = SimpleQueue()
+        for _ in range(threads):
+            Thread(target=_serve, args=(_pools[key],), name="starseq", daemon=True).start()
     return _pools[key]
+
+
+def _serve(tasks: SimpleQueue[_Task]) -> None:
+    while True:
+        work, done = tasks.get()
+        error: BaseException | None = None
+        try:
+            work()
+        except BaseException as caught:
+            error = caught
+        done.put(error)
+        del work, done, error  # what they hold may be large, and the next task may be long in coming

@@ -1,0 +1,97 @@
+"""The operation in a graph of torch.compile: `separate` as custom operators.
+
+Their arguments are tensors and plain values, so the label graph is built inside, once forward and once backward. Reducing stays
+outside, in torch: the compiler fuses it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from starseq.op import separate
+from starseq.op.reduction import for_each, reduce
+from starseq.op.setting import Batch, Saved, Setting, loss_dtype
+
+
+def forward(
+    batch: Batch, setting: Setting, *, validate: bool, inserted: bool, differentiable: bool, reduction: str, zero_infinity: bool
+) -> tuple[Tensor, Tensor, Saved]:  # fmt: skip
+    """See starseq.op."""
+    losses, insertions, *sums = forward_op(*batch, *setting, validate, inserted, differentiable)
+    return reduce(losses, batch[3], reduction, zero_infinity), insertions, Saved((insertions, *sums))
+
+
+def backward(
+    grad: Tensor, batch: Batch, saved: Saved, setting: Setting, *, reduction: str, needs_logits: bool, needs_penalty: bool
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """See starseq.op."""
+    each = for_each(grad, batch[3], reduction)
+    insertions, *sums = saved.tensors
+    return (
+        gradient_op(each, *batch, *sums, *setting) if needs_logits else None,
+        separate.penalty_gradient(each, insertions, batch[4]) if needs_penalty else None,
+    )
+
+
+def _forward(
+    logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None,
+    criterion: str, matching: str, blank: int, normalized: bool, backend: str,
+    validate: bool, inserted: bool, differentiable: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    batch = (logits, targets, input_lengths, target_lengths, log_penalty)
+    setting = Setting(criterion, matching, blank, normalized, backend)
+    return separate.sums_of(batch, separate.checked_graph(batch, setting, validate), setting, inserted, differentiable)
+
+
+def _gradient(
+    grad: Tensor, logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None,
+    norm: Tensor, log_alpha: Tensor, log_beta: Tensor, log_z: Tensor,
+    criterion: str, matching: str, blank: int, normalized: bool, backend: str,
+) -> Tensor:  # fmt: skip
+    batch = (logits, targets, input_lengths, target_lengths, log_penalty)
+    setting = Setting(criterion, matching, blank, normalized, backend)
+    graph = separate.checked_graph(batch, setting, validate=False)
+    return separate.gradient(grad, batch, graph, (norm, log_alpha, log_beta, log_z), setting)
+
+
+_VALUES = "str criterion, str matching, int blank, bool normalized, str backend"
+_TENSORS = "Tensor logits, Tensor targets, Tensor input_lengths, Tensor target_lengths, Tensor? log_penalty"
+
+forward_op = torch.library.custom_op(
+    "starseq::forward", _forward, mutates_args=(),
+    schema=f"({_TENSORS}, {_VALUES}, bool validate, bool inserted, bool differentiable)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)  # fmt: skip
+gradient_op = torch.library.custom_op(
+    "starseq::gradient", _gradient, mutates_args=(),
+    schema=f"(Tensor grad, {_TENSORS}, Tensor norm, Tensor log_alpha, Tensor log_beta, Tensor log_z, {_VALUES}) -> Tensor",
+)  # fmt: skip
+
+
+@forward_op.register_fake
+def _forward_fake(
+    logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None,
+    criterion: str, matching: str, blank: int, normalized: bool, backend: str,
+    validate: bool, inserted: bool, differentiable: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    batch, frames, _ = logits.shape
+    _, tokens = separate.label_graph(criterion, targets, target_lengths, log_penalty, matching, blank)
+    states = tokens.enter.shape[1]
+    dtype = loss_dtype(logits)
+    sums = logits.new_empty(batch, frames + 1, states, dtype=torch.float64)
+    return (
+        logits.new_empty(batch, dtype=dtype),
+        logits.new_empty(batch, states, dtype=dtype) if inserted else logits.new_empty(0, dtype=dtype),
+        logits.new_empty(batch, frames, dtype=torch.float64),
+        sums,
+        torch.empty_like(sums) if differentiable or inserted else sums.new_empty(0),
+        logits.new_empty(batch, dtype=torch.float64),
+    )
+
+
+@gradient_op.register_fake
+def _gradient_fake(grad: Tensor, logits: Tensor, *others: Any) -> Tensor:
+    return torch.empty_like(logits)

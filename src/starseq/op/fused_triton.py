@@ -1,0 +1,439 @@
+"""The operation on a GPU in three launches: scores, lattice with loss, gradient.
+
+The label graph is never stored: the kernels read it off the targets. Which graph that is, the criterion says: `_form` asks it for
+the graph of a sample and looks which of the two forms below it is. A criterion of another form goes through `separate`.
+
+    chain    state l is entered by label l and stays by blank, and by the star of gap l where there are stars; ends in the last
+    merging  state 2l+1 is entered by label l+1 and stays by it, the even ones likewise by blank; an odd one is also entered from
+             two states before, where the labels differ; ends in the last two
+
+Two blocks of float64 hold everything else, S states an utterance (offsets in `_places`):
+
+    saved    norm (B, T), alpha (B, T+1, S), beta (B, T+1, S), log_z (B), and a count of the utterances that are done
+    scratch  stay (B, T, S), enter (B, T, S), and star (B, T, S) where insertions are wanted
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from starseq.arguments import check_values
+from starseq.emissions.vocabulary_triton import blocks, fill_row, is_dense, keys_at_once, row_gradient, row_scores
+from starseq.lattice.banded_triton import backward_sums, forward_sums, surroundings, warps
+from starseq.lattice.elementary_triton import exp_of
+from starseq.lattice.launch_triton import Launch, launch_of
+from starseq.op import separate
+from starseq.op.reduction import for_each
+from starseq.op.setting import Batch, Saved, Setting, loss_dtype
+
+_REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
+
+
+def forward(
+    batch: Batch, setting: Setting, *, validate: bool, inserted: bool, differentiable: bool, reduction: str, zero_infinity: bool
+) -> tuple[Tensor, Tensor, Saved]:  # fmt: skip
+    """See starseq.op."""
+    logits, targets, input_lengths, target_lengths, log_penalty = batch
+    B, T, V = logits.shape
+    form = _form(setting.criterion, setting.matching, log_penalty is not None)
+    if form is None or B * T == 0:
+        return separate.forward(
+            batch, setting, validate=validate, inserted=inserted, differentiable=differentiable, reduction=reduction,
+            zero_infinity=zero_infinity,
+        )  # fmt: skip
+    if validate:
+        check_values(targets, input_lengths, target_lengths, log_penalty, logits.shape, setting.blank)
+    U = targets.shape[1]
+    S = 2 * U + 1 if form.merging else U + 1
+    plan = _plan(
+        form, setting.normalized, logits.dtype, logits.stride(2), V, S, inserted, _REDUCTIONS[reduction], zero_infinity
+    )
+    dtype, device = loss_dtype(logits), logits.device
+    both = differentiable or inserted
+    saved = torch.empty(B * T + (1 + both) * B * (T + 1) * S + B + 1, dtype=torch.float64, device=device)
+    scratch = torch.empty((2 + inserted) * B * T * S, dtype=torch.float64, device=device)
+    loss = torch.empty(() if plan.reduces else (B,), dtype=dtype, device=device)
+    insertions = torch.empty((B, S) if inserted else 0, dtype=dtype, device=device)
+
+    strides = (*targets.stride(), input_lengths.stride(0), target_lengths.stride(0))
+    weights = (0, 0) if log_penalty is None else log_penalty.stride()
+    plan.scores(
+        (B * T, 1), (logits, targets, input_lengths, target_lengths, log_penalty, scratch, saved),
+        (*logits.stride()[:2], *strides, *weights, B, T, V, U, both, setting.blank),
+    )  # fmt: skip
+    plan.lattice(
+        (B, 1 + both),
+        (targets, input_lengths, target_lengths, scratch, saved, loss),
+        (*strides, B, T, U, both, setting.blank),
+    )
+    if inserted:
+        plan.insertions((B, 1), (input_lengths, target_lengths, scratch, saved, insertions), (*strides[2:], B, T, U))
+    return loss, insertions, Saved((saved, insertions) if inserted else (saved,))
+
+
+def backward(
+    grad: Tensor, batch: Batch, saved: Saved, setting: Setting, *, reduction: str, needs_logits: bool, needs_penalty: bool
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """See starseq.op."""
+    logits, targets, input_lengths, target_lengths, log_penalty = batch
+    B, T, V = logits.shape
+    form = _form(setting.criterion, setting.matching, log_penalty is not None)
+    if form is None or B * T == 0:
+        return separate.backward(
+            grad, batch, saved, setting, reduction=reduction, needs_logits=needs_logits, needs_penalty=needs_penalty
+        )
+    for_logits = for_penalty = None
+    if needs_logits:
+        U = targets.shape[1]
+        for_logits = torch.empty_like(logits)
+        strides, out_strides = logits.stride(), for_logits.stride()
+        launch = _gradient_plan(
+            form, setting.normalized, logits.dtype, V, 2 * U + 1 if form.merging else U + 1, strides[2], out_strides[2],
+            strides == out_strides, _REDUCTIONS[reduction],
+        )  # fmt: skip
+        weights = (0, 0) if log_penalty is None else log_penalty.stride()
+        launch(
+            (B * T, 1), (logits, grad, targets, input_lengths, target_lengths, log_penalty, saved.tensors[0], for_logits),
+            (*strides[:2], *out_strides[:2], *targets.stride(), input_lengths.stride(0), target_lengths.stride(0), *weights,
+             grad.stride(0) if grad.dim() else 0, B, T, V, U, setting.blank),
+        )  # fmt: skip
+    if needs_penalty:
+        each = for_each(grad, target_lengths, reduction)
+        for_penalty = separate.penalty_gradient(each, saved.tensors[1], log_penalty)
+    return for_logits, for_penalty
+
+
+class _Form(NamedTuple):
+    merging: bool
+    stars: bool
+    leaves_out: bool
+
+
+@functools.cache
+def _form(criterion: str, matching: str, stars: bool) -> _Form | None:
+    """What a criterion's graphs look like, or None if they have none of the forms of this file: found by asking for two.
+
+    >>> _form("ctc", "leftmost", False)
+    _Form(merging=True, stars=False, leaves_out=False)
+    >>> _form("stc", "leftmost", True)
+    _Form(merging=False, stars=True, leaves_out=True)
+    """
+    targets, lengths = torch.tensor([[5, 6, 6, 7], [6, 5, 7, 7]]), torch.tensor([4, 2])
+    gaps = torch.tensor([[-1.0, -2.0, -torch.inf, -3.0, -4.0], [-torch.inf, -1.0, -1.0, -1.0, -1.0]]) if stars else None
+    (num_states, ends, skip), tokens = separate.label_graph(criterion, targets, lengths, gaps, matching, blank=3)
+    found = [
+        ends, None if skip is None else skip.tolist(),
+        *(None if x is None else x.tolist() for x in (num_states, tokens.enter, tokens.stay, tokens.star_weight)),
+    ]  # fmt: skip
+    weights = None if gaps is None else gaps.tolist()
+    merged = [[3, 5, 3, 6, 3, 6, 3, 7, 3], [3, 6, 3, 5, 3, 7, 3, 7, 3]]
+    no, yes = False, True
+    unequal = [[no, no, no, yes, no, no, no, yes, no], [no, no, no, yes, no, yes, no, no, no]]
+    following = None if tokens.star_except is None else tokens.star_except.tolist()
+    if found == [2, unequal, [9, 5], merged, merged, None]:
+        return _Form(True, False, False)
+    if found == [1, None, [5, 3], [[-1, 5, 6, 6, 7], [-1, 6, 5, 7, 7]], None, weights]:
+        if following is None:
+            return _Form(False, stars, False)
+        # Where the next gap is closed nothing is left out; the last state of a graph has no next label.
+        if [following[0][:4], following[1][:2]] == [[5, -1, 6, 7], [6, 5]]:
+            return _Form(False, stars, True)
+    return None
+
+
+class _Plan(NamedTuple):
+    scores: Launch
+    lattice: Launch
+    insertions: Launch
+    reduces: bool
+
+
+@functools.cache
+def _plan(
+    form: _Form, normalized: bool, dtype: torch.dtype, stride_v: int, V: int, S: int, inserted: bool, reduction: int,
+    zero_infinity: bool,
+) -> _Plan:  # fmt: skip
+    exact = dtype == torch.float64
+    block_v, align, block_s, num_warps = blocks(dtype, V, S, unit=stride_v == 1, gradient=False)
+    return _Plan(
+        launch_of(_scores, (stride_v, *form, inserted, normalized, exact, block_v, align, block_s), num_warps),
+        launch_of(_lattice, (form.merging, reduction, zero_infinity, exact, block_s), warps(block_s)),
+        launch_of(_insertions, (exact, block_s, max(1, 2048 // block_s)), 4),
+        reduction != 0,
+    )
+
+
+@functools.cache
+def _gradient_plan(
+    form: _Form, normalized: bool, dtype: torch.dtype, V: int, S: int, stride_v: int, out_stride_v: int, alike: bool,
+    reduction: int,
+) -> Launch:  # fmt: skip
+    block_v, align, block_s, num_warps = blocks(dtype, V, S, unit=alike and stride_v == 1, gradient=True)
+    constants = (
+        stride_v, out_stride_v, *form, reduction, normalized, dtype == torch.float64, is_dense(V, S), keys_at_once(S),
+        block_v, align, block_s,
+    )  # fmt: skip
+    return launch_of(_gradient, constants, num_warps)
+
+
+@triton.jit
+def _label(labels_ptr, labels_u, place, inside, V, blank):
+    """The labels at the given places; -1 where they are impossible."""
+    label = tl.load(labels_ptr + place * labels_u, mask=inside, other=-1).to(tl.int64)
+    return tl.where((label >= 0) & (label < V) & (label != blank), label, -1).to(tl.int32)
+
+
+@triton.jit
+def _tokens(labels_ptr, labels_u, s, num_states, V, blank, MERGING: tl.constexpr):
+    """What the entering arcs and the self-loop of each state consume; -1 at states that do not exist."""
+    exists = s < num_states
+    if MERGING:
+        odd = s % 2 == 1
+        label = _label(labels_ptr, labels_u, s // 2, exists & odd, V, blank)
+        enter = tl.where(odd, label, tl.where(exists, blank, -1))
+        stay = enter
+    else:
+        enter = _label(labels_ptr, labels_u, s - 1, exists & (s > 0), V, blank)
+        stay = tl.where(exists, blank, -1).to(tl.int32)
+    return enter, stay
+
+
+@triton.jit
+def _left_out(labels_ptr, labels_u, weight_ptr, weight_s, s, num_states, V, blank, LEAVES_OUT: tl.constexpr):
+    """The token that each state's star leaves out: the next label, where there is one and the gap after it is open."""
+    inner = s < tl.where(LEAVES_OUT, num_states - 1, 0)
+    left_out = _label(labels_ptr, labels_u, s, inner, V, blank)
+    if LEAVES_OUT:
+        following = tl.load(weight_ptr + (s + 1) * weight_s, mask=inner, other=0.0)
+        left_out = tl.where(following == float("-inf"), -1, left_out)
+    return left_out
+
+
+@triton.jit
+def _skips(labels_ptr, labels_u, s, num_states):
+    """Whether state s is entered from s-2: a label that differs from the one before."""
+    leaps = (s > 2) & (s % 2 == 1) & (s < num_states)
+    label = tl.load(labels_ptr + s // 2 * labels_u, mask=leaps, other=0)
+    before = tl.load(labels_ptr + (s // 2 - 1) * labels_u, mask=leaps, other=0)
+    return leaps & (label != before)
+
+
+@triton.jit
+def _num_states(length, U, MERGING: tl.constexpr):
+    """Of a graph; none of a length below 0, never more than there is room for."""
+    length = tl.minimum(length, U)
+    if MERGING:
+        return (2 * length + 1).to(tl.int32)
+    else:
+        return (length + 1).to(tl.int32)
+
+
+@triton.jit
+def _places(saved_ptr, B, T, S, BOTH):
+    """Where alpha, beta, log_z and the count begin in `saved`. The first there is the norm. Without BOTH there is no beta."""
+    sums = B.to(tl.int64) * (T + 1) * S
+    alpha_ptr = saved_ptr + B.to(tl.int64) * T
+    beta_ptr = alpha_ptr + sums
+    z_ptr = alpha_ptr + sums * (1 + BOTH)
+    return alpha_ptr, beta_ptr, z_ptr, z_ptr + B
+
+
+_INTEGERS = [
+    "stride_b", "stride_t", "out_stride_b", "out_stride_t", "labels_b", "labels_u", "lengths_b", "target_lengths_b",
+    "weight_b", "weight_s", "grad_b", "B", "T", "V", "U", "BOTH", "blank",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=[x for x in _INTEGERS if x not in ("out_stride_b", "out_stride_t", "grad_b")])
+def _scores(
+    x_ptr, labels_ptr, lengths_ptr, target_lengths_ptr, weight_ptr, scratch_ptr, saved_ptr,
+    stride_b, stride_t, labels_b, labels_u, lengths_b, target_lengths_b, weight_b, weight_s, B, T, V, U, BOTH, blank,
+    STRIDE_V: tl.constexpr, MERGING: tl.constexpr, STARS: tl.constexpr, LEAVES_OUT: tl.constexpr, KEEP_STAR: tl.constexpr,
+    NORMALIZED: tl.constexpr, EXACT: tl.constexpr, BLOCK_V: tl.constexpr, ALIGN: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    b, t = row // T, row % T
+    S = 2 * U + 1 if MERGING else U + 1
+    if row == 0:  # nobody is done yet: see _lattice
+        _, _, _, count_ptr = _places(saved_ptr, B, T, S, BOTH)
+        tl.store(count_ptr, 0.0)
+    if t < tl.load(lengths_ptr + b * lengths_b):
+        # With a stride of 1 offsets count elements; else they count tokens, and the row's place goes into the pointer.
+        if STRIDE_V == 1:
+            base = b * stride_b + t * stride_t
+        else:
+            x_ptr += b * stride_b + t * stride_t
+            base = row * 0
+        s = tl.arange(0, BLOCK_S)
+        inside = s < S
+        num_states = _num_states(tl.load(target_lengths_ptr + b * target_lengths_b), U, MERGING)
+        labels = labels_ptr + b * labels_b
+        enter, stay = _tokens(labels, labels_u, s, num_states, V, blank, MERGING)
+        left_out, weight = enter, tl.zeros((BLOCK_S,), tl.float64)
+        if STARS:
+            weights = weight_ptr + b * weight_b
+            left_out = _left_out(labels, labels_u, weights, weight_s, s, num_states, V, blank, LEAVES_OUT)
+            weight = tl.load(weights + s * weight_s, mask=s < num_states, other=float("-inf")).to(tl.float64)
+        log_enter, log_stay, log_star, norm = row_scores(
+            x_ptr, base, STRIDE_V, V, blank, enter, stay, left_out, weight, STARS, LEAVES_OUT, NORMALIZED, EXACT,
+            BLOCK_V, ALIGN, BLOCK_S,
+        )  # fmt: skip
+        tl.store(saved_ptr + row, norm)
+        place = scratch_ptr + row * S + s
+        size = B.to(tl.int64) * T * S
+        tl.store(place, log_stay, mask=inside)
+        tl.store(place + size, log_enter, mask=inside)
+        if KEEP_STAR:
+            tl.store(place + 2 * size, log_star, mask=inside)
+
+
+@triton.jit(do_not_specialize=["labels_b", "labels_u", "lengths_b", "target_lengths_b", "B", "T", "U", "BOTH", "blank"])
+def _lattice(
+    labels_ptr, lengths_ptr, target_lengths_ptr, scratch_ptr, saved_ptr, loss_ptr,
+    labels_b, labels_u, lengths_b, target_lengths_b, B, T, U, BOTH, blank,
+    MERGING: tl.constexpr, REDUCTION: tl.constexpr, ZERO_INFINITY: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0).to(tl.int64)
+    S = 2 * U + 1 if MERGING else U + 1
+    s = tl.arange(0, BLOCK)
+    length = tl.load(target_lengths_ptr + b * target_lengths_b)
+    num_states = _num_states(length, U, MERGING)
+    frames = tl.maximum(tl.minimum(tl.load(lengths_ptr + b * lengths_b), T), 0).to(tl.int32)
+    alpha_ptr, beta_ptr, z_ptr, count_ptr = _places(saved_ptr, B, T, S, BOTH)
+    ends: tl.constexpr = 2 if MERGING else 1
+    final = (s < num_states) & (s >= num_states - ends)
+    stays = scratch_ptr + b * T * S + s
+    enters = stays + B.to(tl.int64) * T * S
+    labels = labels_ptr + b * labels_b
+    skip = s < 0
+    if tl.program_id(1) == 1:
+        if MERGING:
+            skip = _skips(labels, labels_u, s + 2, num_states)
+        beta = beta_ptr + b * (T + 1) * S + s
+        backward_sums(stays, enters, beta, s, S, num_states, frames, final, skip, MERGING, EXACT, BLOCK)
+    else:
+        if MERGING:
+            skip = _skips(labels, labels_u, s, num_states)
+        alpha = alpha_ptr + b * (T + 1) * S + s
+        z = forward_sums(stays, enters, alpha, s, S, num_states, frames, final, skip, MERGING, EXACT, BLOCK)
+        tl.store(z_ptr + b, z)
+        if REDUCTION == 0:
+            tl.store(loss_ptr + b, _loss(z, ZERO_INFINITY).to(loss_ptr.dtype.element_ty))
+        else:
+            # The last utterance to be done adds up all of them, in their order: the same bits whichever that is.
+            tl.debug_barrier()
+            if tl.atomic_add(count_ptr, 1.0, sem="acq_rel") == B - 1:
+                total = tl.zeros((128,), tl.float64)
+                for start in range(0, B, 128):
+                    i = start + tl.arange(0, 128)
+                    loss = _loss(tl.load(z_ptr + i, mask=i < B, other=0.0, cache_modifier=".cg"), ZERO_INFINITY)
+                    if REDUCTION == 2:
+                        counted = tl.load(target_lengths_ptr + i.to(tl.int64) * target_lengths_b, mask=i < B, other=1)
+                        loss = loss / tl.maximum(counted, 1).to(tl.float64)
+                    total += tl.where(i < B, loss, 0.0)
+                result = tl.sum(total, axis=0)
+                if REDUCTION == 2:
+                    result = result / B
+                tl.store(loss_ptr, result.to(loss_ptr.dtype.element_ty))
+
+
+@triton.jit
+def _loss(z, ZERO_INFINITY: tl.constexpr):
+    loss = -z
+    if ZERO_INFINITY:
+        loss = tl.where(loss == float("inf"), 0.0, loss)
+    return loss
+
+
+@triton.jit(do_not_specialize=["lengths_b", "target_lengths_b", "B", "T", "U"])
+def _insertions(
+    lengths_ptr, target_lengths_ptr, scratch_ptr, saved_ptr, out_ptr, lengths_b, target_lengths_b, B, T, U,
+    EXACT: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """The expected number of tokens that each state's star consumed: the posteriors of these arcs, summed."""
+    b = tl.program_id(0).to(tl.int64)
+    S = U + 1
+    s = tl.arange(0, BLOCK_S)
+    exists = s < _num_states(tl.load(target_lengths_ptr + b * target_lengths_b), U, False)
+    frames = tl.maximum(tl.minimum(tl.load(lengths_ptr + b * lengths_b), T), 0).to(tl.int32)
+    alpha_ptr, beta_ptr, z_ptr, _ = _places(saved_ptr, B, T, S, 1)
+    z = tl.load(z_ptr + b)
+    star_ptr = scratch_ptr + 2 * B.to(tl.int64) * T * S + b * T * S
+    alpha_ptr += b * (T + 1) * S
+    beta_ptr += (b * (T + 1) + 1) * S
+    total = tl.zeros((BLOCK_S,), tl.float64)
+    for t0 in range(0, frames, BLOCK_T):
+        t = t0 + tl.arange(0, BLOCK_T)
+        here = (t < frames)[:, None] & exists[None, :]
+        place = t[:, None].to(tl.int64) * S + s[None, :]
+        outside = tl.load(alpha_ptr + place, mask=here, other=float("-inf")) + (
+            tl.load(beta_ptr + place, mask=here, other=float("-inf")) - z
+        )
+        posterior = exp_of(outside + tl.load(star_ptr + place, mask=here, other=float("-inf")), EXACT)
+        total += tl.sum(tl.where(here, posterior, 0.0).to(tl.float64), axis=0)
+    total = tl.where(z == float("-inf"), 0.0, total)
+    tl.store(out_ptr + b * S + s, total.to(out_ptr.dtype.element_ty), mask=s < S)
+
+
+@triton.jit(do_not_specialize=[x for x in _INTEGERS if x != "BOTH"])
+def _gradient(
+    x_ptr, grad_ptr, labels_ptr, lengths_ptr, target_lengths_ptr, weight_ptr, saved_ptr, out_ptr,
+    stride_b, stride_t, out_stride_b, out_stride_t, labels_b, labels_u, lengths_b, target_lengths_b, weight_b, weight_s,
+    grad_b, B, T, V, U, blank,
+    STRIDE_V: tl.constexpr, OUT_STRIDE_V: tl.constexpr, MERGING: tl.constexpr, STARS: tl.constexpr, LEAVES_OUT: tl.constexpr,
+    REDUCTION: tl.constexpr, NORMALIZED: tl.constexpr, EXACT: tl.constexpr, DENSE: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, ALIGN: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    b, t = row // T, row % T
+    if STRIDE_V == 1:
+        base = b * stride_b + t * stride_t
+    else:
+        x_ptr += b * stride_b + t * stride_t
+        base = row * 0
+    if OUT_STRIDE_V == 1:
+        out_base = b * out_stride_b + t * out_stride_t
+    else:
+        out_ptr += b * out_stride_b + t * out_stride_t
+        out_base = row * 0
+    S = 2 * U + 1 if MERGING else U + 1
+    alpha_ptr, beta_ptr, z_ptr, _ = _places(saved_ptr, B, T, S, 1)
+    z = tl.load(z_ptr + b)
+    inside = t < tl.load(lengths_ptr + b * lengths_b)
+    if (not inside) | (z == float("-inf")) | (z != z):
+        nothing = tl.where(inside & (z != z), float("nan"), 0.0)
+        fill_row(x_ptr, base, STRIDE_V, out_ptr, out_base, OUT_STRIDE_V, V, nothing, EXACT, ALIGN, BLOCK_V)
+    else:
+        s = tl.arange(0, BLOCK_S)
+        length = tl.load(target_lengths_ptr + b * target_lengths_b)
+        num_states = _num_states(length, U, MERGING)
+        exists = s < num_states
+        labels = labels_ptr + b * labels_b
+        enter, stay = _tokens(labels, labels_u, s, num_states, V, blank, MERGING)
+        left_out = tl.full((BLOCK_S,), -1, tl.int32)
+        weight = tl.zeros((BLOCK_S,), tl.float64)
+        if STARS:
+            weights = weight_ptr + b * weight_b
+            left_out = _left_out(labels, labels_u, weights, weight_s, s, num_states, V, blank, LEAVES_OUT)
+            weight = tl.load(weights + s * weight_s, mask=exists, other=float("-inf")).to(tl.float64)
+        skip = s < 0
+        if MERGING:
+            skip = _skips(labels, labels_u, s, num_states)
+        kind: tl.constexpr = tl.float64 if EXACT else tl.float32
+        factor = tl.load(grad_ptr + b * grad_b).to(kind)
+        if REDUCTION == 2:
+            factor = factor / (tl.maximum(length, 1) * B).to(kind)
+        alpha = alpha_ptr + (b * (T + 1) + t) * S + s
+        beta = beta_ptr + (b * (T + 1) + t + 1) * S + s
+        outside, one, two = surroundings(alpha, beta, z, s, exists, skip, MERGING)
+        row_gradient(
+            x_ptr, base, STRIDE_V, out_ptr, out_base, OUT_STRIDE_V, V, blank, factor, tl.load(saved_ptr + row),
+            outside, one, two, s, enter, stay, left_out, weight, labels, labels_u, tl.minimum(length, U).to(tl.int32),
+            STARS, MERGING, NORMALIZED, EXACT, DENSE, BLOCK_K, BLOCK_V, ALIGN,
+        )  # fmt: skip

@@ -1,0 +1,157 @@
+"""The fused operation on the CPU: the numbers of `separate`, whatever the threads, the padding, the ties and the scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from tests import cases
+from tests.cases import CRITERIA, TOLERANCES, assert_same, few
+
+import starseq
+from starseq import op
+from starseq.lattice import threads
+from starseq.op import fused_numba, separate
+from starseq.op.form import Form, form_of
+
+SHAPES = [{"T": 40, "B": 5, "V": 33, "U": 14}, {"T": 9, "B": 3, "V": 4, "U": 3}, {"T": 50, "B": 2, "V": 70, "U": 20}]
+
+
+@pytest.fixture
+def _apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op, "_way", lambda backend: separate)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_it_is_what_runs_on_the_cpu() -> None:
+    assert op._way("numba") is fused_numba
+    assert op._way("torch") is separate
+
+
+def run_apart(criterion: str, batch: cases.Batch, dtype: torch.dtype) -> cases.Result:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(op, "_way", lambda backend: separate)
+        return cases.run(criterion, batch, "numba", dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("criterion", CRITERIA)
+@few
+@given(batch=cases.batches())
+def test_same_as_the_parts_one_by_one(criterion: str, dtype: torch.dtype, batch: cases.Batch) -> None:
+    assert_same(cases.run(criterion, batch, "numba", dtype), run_apart(criterion, batch, dtype), dtype)
+
+
+@pytest.mark.parametrize("blank", [0, 2, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_ragged_and_poisoned(criterion: str, shape: dict[str, int], blank: int) -> None:
+    """More states and tokens than lanes, one more and fewer; what lies past the lengths is NaN."""
+    batch = cases.random_batch(**shape, blank=blank, extra=3)
+    expected = cases.run(criterion, batch, "torch", torch.float64)
+    for dtype in TOLERANCES:
+        assert_same(cases.run(criterion, batch, "numba", dtype), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_ties(criterion: str, dtype: torch.dtype) -> None:
+    """The largest score several times over, in labels, in the rest, and as blank: one of them is left out, not all."""
+    for seed in range(6):
+        batch = cases.random_batch(T=30, B=4, V=20, U=8, seed=seed)
+        batch = replace(batch, logits=batch.logits.clamp(-1, 0.5).mul(2).round() * (1 + 20 * (seed % 2)))
+        assert_same(
+            cases.run(criterion, batch, "numba", dtype), cases.run(criterion, batch, "torch", torch.float64), dtype
+        )
+
+
+@pytest.mark.parametrize("shift", [-500.0, 90.0, 500.0])
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_scores_of_any_size(criterion: str, shift: float) -> None:
+    """Taken as they are, scores are no probabilities: neither e^500 nor e^-500 is a float32."""
+    batch = cases.random_batch(T=12, B=3, V=9, U=4, normalized=False)
+    batch = replace(batch, logits=(batch.logits + shift).float().double())
+    expected = cases.run(criterion, batch, "torch", torch.float64)
+    for dtype in TOLERANCES:
+        assert_same(cases.run(criterion, batch, "numba", dtype), expected, dtype)
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_bit_for_bit_on_any_number_of_threads_and_alone(criterion: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_WORTH_A_THREAD", 1)
+    batch = cases.random_batch(T=37, B=5, V=21, U=9)
+    torch.set_num_threads(1)
+    first = cases.run(criterion, batch, "numba", torch.float32)
+    for count in (2, 3, 7):
+        torch.set_num_threads(count)
+        for ours, theirs in zip(cases.run(criterion, batch, "numba", torch.float32), first, strict=True):
+            assert ours is theirs is None or torch.equal(ours, theirs)
+    for b in range(5):
+        alone = cases.run(criterion, cases.select(batch, b), "numba", torch.float32)
+        assert torch.equal(alone.loss[0], first.loss[b])
+        assert torch.equal(alone.grad[:, 0], first.grad[:, b])
+
+
+@pytest.mark.parametrize("zero_infinity", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("infeasible", [False, True])
+def test_reductions(reduction: str, zero_infinity: bool, infeasible: bool) -> None:
+    logits = torch.randn(9, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    targets, lengths = torch.tensor([[1, 2, 3, 4], [2, 2, 1, 1], [3, 0, 0, 0]]), (9, 3 if infeasible else 9, 9)
+    results = []
+    for backend in ("numba", "torch"):
+        x, penalty = logits.clone().requires_grad_(), torch.full((3,), -0.5, dtype=torch.float64, requires_grad=True)
+        loss = starseq.stc_loss(
+            x,
+            targets,
+            lengths,
+            (4, 4, 0),
+            penalty=penalty,
+            reduction=reduction,
+            zero_infinity=zero_infinity,
+            backend=backend,
+        )
+        scale = torch.arange(1.0, 4.0, dtype=torch.float64) if reduction == "none" else torch.tensor(2.5)
+        loss.backward(scale.to(loss.dtype))
+        results.append((loss.detach(), x.grad, penalty.grad))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_few_large_utterances_are_split_by_frames(criterion: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = cases.random_batch(T=20, B=2, V=50, U=5)
+    here = cases.run(criterion, batch, "numba", torch.float32)
+    monkeypatch.setattr(fused_numba, "_MUCH", 0)
+    torch.set_num_threads(2)
+    assert_same(cases.run(criterion, batch, "numba", torch.float32), here, torch.float32)
+
+
+def test_forms() -> None:
+    assert form_of("ctc", "leftmost", False) == Form(merging=True, stars=False, leaves_out=False)
+    assert form_of("selfless_ctc", "leftmost", False) == Form(merging=False, stars=False, leaves_out=False)
+    assert form_of("stc", "leftmost", True) == Form(merging=False, stars=True, leaves_out=True)
+    assert form_of("stc", "all", True) == Form(merging=False, stars=True, leaves_out=False)
+
+
+def test_a_criterion_of_another_form_goes_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = cases.random_batch(T=10, B=2, V=6, U=3)
+    here = cases.run("stc", batch, "numba")
+    monkeypatch.setattr(fused_numba, "form_of", lambda *arguments: None)
+    assert_same(cases.run("stc", batch, "numba"), here)
+
+
+def test_nothing_as_large_as_the_logits_is_kept() -> None:
+    T, B, V, U = 30, 2, 500, 4
+    logits = torch.randn(T, B, V, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    loss = starseq.stc_loss(logits, torch.full((B, U), 3), (T,) * B, (U,) * B)
+    kept = [x for x in loss.grad_fn.saved_tensors if x is not None and x.data_ptr() != logits.data_ptr()]
+    assert sum(x.numel() for x in kept) < 3 * B * (T + 1) * (U + 2)
