@@ -72,7 +72,7 @@ MUTANTS = [
            "torch.where(left_out == top, others, star + torch.log1p(-share))", "star + torch.log1p(-share)",
            numerics("torch", "dominates")),
     Mutant("numba: subtraction for exclusion", EMIT_NUMBA,
-           "select(x == highest, others, star - widen(exp(x - highest)))", "star - widen(exp(x - highest))",
+           "return second + math.log(others) if score == top else log_star", "return log_star",
            numerics("numba-float64", "dominates")),
     Mutant("torch: subtraction in the gradient", EMIT_TORCH,
            "torch.where(largest, others, top + (total - own).log())", "top + (total - own).log()",
