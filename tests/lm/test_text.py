@@ -36,7 +36,7 @@ def test_manifests_and_progress(tmp_path):
     [
         ("t.txt", b"ok\n\xff\n", "t.txt, line 2: not UTF-8 at byte 0"),
         ("t.txt", b"ok\na\0b\n", "t.txt, line 2: holds a NUL"),
-        ("t.gz", gzip.compress(b"ok\n" * 9999)[:-20], "t.gz: cut or damaged after line"),
+        ("t.gz", gzip.compress(b"ok\n" * 9999, mtime=0)[:-20], "t.gz: cut or damaged after line"),
         ("t.gz", b"ok\n", "t.gz: cut or damaged"),
         ("t.xz", lzma.compress(b"ok\n" * 9999)[:-20], "t.xz: cut or damaged after line"),
         ("m.jsonl", b'{"id": "a", "path": "a", "text": "the * fox"}\n', "m.jsonl, line 1: .*has a gap"),
