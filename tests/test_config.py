@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from starseq import models
-from starseq import penalty as penalty_module
 from starseq.config import Recipe, load_recipe, recipe_names
 from starseq.data.augment import SpecAugment
 from starseq.data.dataset import AudioReader, LineReader
 from starseq.data.errors import DataError
 from starseq.data.manifest import Row
-from starseq.penalty import InsertionPenalty
+from starseq.penalty import AdaptivePenalty, InsertionPenalty
 from starseq.text.vocabulary import Vocabulary
 
 WRONG = [
@@ -139,16 +138,12 @@ def test_parts_are_built() -> None:
     assert isinstance(load_recipe("librispeech-7h").reader(), AudioReader)
 
 
-def test_a_new_penalty_rule_is_found_by_being_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    class HeldBackPenalty(InsertionPenalty):
-        def __init__(self, p0: float = 0.5, *, floor: float = 0.1) -> None:
-            super().__init__(p0, p0)
-            self.floor = floor
-
-    monkeypatch.setattr(penalty_module, "HeldBackPenalty", HeldBackPenalty, raising=False)
-    rule = load_recipe("digits", ["penalty.name=held_back", "penalty.floor=0.2"]).insertion_penalty()
-    assert isinstance(rule, HeldBackPenalty)
-    assert rule.floor == 0.2
+def test_the_rules_of_the_penalty() -> None:
+    rule = load_recipe("digits", ["penalty={name: adaptive, rate: 0.02}"]).insertion_penalty()
+    assert isinstance(rule, AdaptivePenalty)
+    assert rule.rate == 0.02
+    with pytest.raises(DataError, match=r"penalty\.blank is not a key"):  # it is the vocabulary that says what blank is
+        load_recipe("digits", ["penalty={name: adaptive, blank: 1}"])
 
 
 def test_what_a_resumed_run_may_change() -> None:

@@ -1,14 +1,20 @@
-"""The schedule of the insertion penalty: its formula, its step, and how it is saved."""
+"""The insertion penalty: the formula of the schedule, what the adaptive rule counts and finds, and how both are saved."""
 
 from __future__ import annotations
 
 import math
 import pickle
+import socket
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
-from starseq import InsertionPenalty
+from starseq import AdaptivePenalty, InsertionPenalty
+from starseq.penalty import find_read
 
 
 @pytest.mark.parametrize(
@@ -112,3 +118,164 @@ def test_bad_arguments(arguments: dict[str, float], message: str) -> None:
 
 def test_repr() -> None:
     assert repr(InsertionPenalty(0.5, 0.9, 10_000)) == "InsertionPenalty(p0=0.5, p_max=0.9, half_life=10000)"
+
+
+# --- the adaptive rule ------------------------------------------------------------------------------------------------
+
+
+def one_hot(readings: list[list[int]], V: int, *, sure: float = 9.0) -> Tensor:
+    """Logits (B, T, V) whose best tokens are the readings, 0 is the blank."""
+    logits = torch.zeros(len(readings), max(map(len, readings)), V)
+    for b, reading in enumerate(readings):
+        logits[b, torch.arange(len(reading)), torch.tensor(reading, dtype=torch.long)] = sure
+    return logits
+
+
+def read_slowly(logits: Tensor, lengths: Tensor, threshold: float, blank: int) -> list[list[tuple[bool, bool]]]:
+    """`find_read` as one would say it."""
+    found = []
+    for frames, length in zip(logits.tolist(), lengths.tolist(), strict=True):
+        last, marks = blank, []
+        for t, frame in enumerate(frames):
+            token = max((v for v in range(len(frame)) if v != blank), key=lambda v: frame[v])
+            share = math.exp(frame[token]) / (math.exp(frame[token]) + math.exp(frame[blank]))
+            token = token if share > threshold and t < length else blank
+            marks.append((token != blank, token not in (blank, last)))
+            last = token
+        found.append(marks)
+    return found
+
+
+@given(data=st.data())
+def test_reading_is_found_as_one_would_say_it(data: st.DataObject) -> None:
+    B, T, V = (data.draw(st.integers(*bounds)) for bounds in ((1, 3), (1, 9), (2, 5)))
+    blank, threshold = data.draw(st.integers(0, V - 1)), data.draw(st.sampled_from((0.1, 0.3, 0.5, 0.8)))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 10**6)))
+    logits = 2 * torch.randn(B, T, V, generator=generator)
+    lengths = torch.randint(0, T + 1, (B,), generator=generator)
+    is_read, begins = find_read(logits, lengths, threshold=threshold, blank=blank)
+    assert torch.stack((is_read, begins), dim=2).tolist() == [
+        [list(marks) for marks in row] for row in read_slowly(logits, lengths, threshold, blank)
+    ]
+
+
+def test_what_it_counts() -> None:
+    """Labels 1 and 3 are read, with 2 between them; label 4 is not; and what lies past the length is not looked at."""
+    penalty = AdaptivePenalty()
+    logits = one_hot([[1, 0, 2, 2, 0, 3, 0, 0, 4, 4]], 5)
+    logits[:, 7:] = math.nan
+    penalty.observe(logits, torch.tensor([[1, 3, 4, -9]]), torch.tensor([7]), torch.tensor([3]))
+    assert penalty.upcoming.tolist() == [2, 3, 3]
+
+
+def test_an_utterance_without_any_path_is_read_but_has_no_labels() -> None:
+    penalty = AdaptivePenalty()
+    penalty.observe(one_hot([[1, 2]], 4), torch.tensor([[1, 2, 3]]), torch.tensor([2]), torch.tensor([3]))
+    assert penalty.upcoming.tolist() == [0, 2, 0]
+
+
+@pytest.mark.parametrize("p0", [0.05, 0.5, 0.95])
+@pytest.mark.parametrize("missing", [0.0, 0.3, 0.5, 0.7])
+def test_it_finds_the_share_that_is_missing_from_above_and_from_below(p0: float, missing: float) -> None:
+    """A model that reads every token, one that is half sure as one beside a p that is too low, and one that repeats each."""
+    generator = torch.Generator().manual_seed(0)
+    for sure, repeats in ((9.0, 1), (0.0, 1), (9.0, 2)):
+        penalty = AdaptivePenalty(p0=p0, rate=0.1, window=20)
+        for _ in range(100):
+            text = torch.randint(1, 30, (200,), generator=generator)
+            labels = text[torch.rand(200, generator=generator) >= missing]
+            frames = torch.stack((*[text] * repeats, torch.zeros_like(text)), dim=1).reshape(-1)
+            logits = one_hot([frames.tolist()], 30)
+            logits[..., 0] = torch.where(frames == 0, 9.0, 9.0 - sure)
+            penalty.observe(logits, labels[None], torch.tensor([len(frames)]), torch.tensor([len(labels)]))
+            penalty.advance()
+        assert penalty().exp().item() == pytest.approx(max(missing, penalty.p_min), abs=0.03)
+
+
+def test_a_model_that_reads_nothing_gets_all_the_freedom() -> None:
+    penalty = AdaptivePenalty(p0=0.1)
+    for _ in range(700):
+        penalty.observe(one_hot([[0, 0, 0]], 4), torch.tensor([[1]]), torch.tensor([3]), torch.tensor([1]))
+        penalty.advance()
+    assert penalty().exp().item() == pytest.approx(penalty.p_max)
+
+
+def test_it_moves_once_a_step_by_the_batches_of_the_step_together() -> None:
+    apart, together = AdaptivePenalty(window=2), AdaptivePenalty(window=2)
+    readings, labels = [[1, 0, 2], [3, 0, 0], [2, 2, 1]], torch.tensor([[1], [3], [2]])
+    lengths, ones = torch.tensor([3, 1, 3]), torch.tensor([1, 1, 1])
+    for _ in range(5):
+        together.observe(one_hot(readings, 4), labels, lengths, ones)
+        for b in range(3):
+            apart.observe(one_hot(readings, 4)[b : b + 1], labels[b : b + 1], lengths[b : b + 1], ones[b : b + 1])
+            assert torch.equal(apart(), together())
+        apart.advance(), together.advance()
+        assert torch.equal(apart(), together())
+    assert apart.step == 5
+
+
+def test_the_adaptive_rule_is_saved_whole_and_stays_exact_in_a_model_of_low_precision() -> None:
+    batch = (one_hot([[1, 2, 0]], 4), torch.tensor([[1]]), torch.tensor([3]), torch.tensor([1]))
+    penalty = AdaptivePenalty()
+    for _ in range(7):
+        penalty.observe(*batch), penalty.advance()
+    penalty.observe(*batch)  # in the middle of a step
+    resumed = AdaptivePenalty()
+    resumed.load_state_dict(penalty.state_dict())
+    in_model = torch.nn.ModuleDict({"penalty": pickle.loads(pickle.dumps(penalty))}).to(torch.bfloat16)["penalty"]
+    for _ in range(5):
+        for rule in (penalty, resumed, in_model):
+            rule.observe(*batch), rule.advance()
+        assert torch.equal(penalty(), resumed())
+        assert torch.equal(penalty(), in_model())
+    assert penalty.to("meta")().device.type == "meta"
+
+
+def test_nan_is_not_read() -> None:
+    logits = torch.full((1, 3, 4), math.nan)
+    assert not find_read(logits, torch.tensor([3]))[0].any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"p0": 1.0}, "p0: 1.0 is not a probability in (0, 1)"),
+        ({"threshold": 0.0}, "threshold: 0.0 is not a probability in (0, 1)"),
+        ({"p0": 0.01}, "p0: 0.01 is not between p_min 0.02 and p_max 0.95"),
+        ({"rate": 0.0}, "rate: 0.0 is not a positive number"),
+        ({"window": math.inf}, "window: inf is not a number of steps"),
+        ({"window": 0.5}, "window: 0.5 is not a number of steps"),
+    ],
+)
+def test_bad_arguments_of_the_adaptive_rule(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011, the whole message is compared
+        AdaptivePenalty(**arguments)
+    assert str(error.value) == message
+
+
+def _observe_in_a_process(rank: int, port: int, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    penalty = AdaptivePenalty()
+    penalty.observe(*_share_of(rank))
+    penalty.advance()
+    torch.save(penalty.state_dict(), Path(folder, f"{rank}.pt"))
+    torch.distributed.destroy_process_group()
+
+
+def _share_of(rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    reading = [[1, 2, 0, 3], [2, 0, 2, 2]][rank]
+    return one_hot([reading], 4), torch.tensor([[2]]), torch.tensor([4]), torch.tensor([1])
+
+
+def test_two_processes_count_together(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_observe_in_a_process, (port, str(tmp_path)), nprocs=2)
+    alone = AdaptivePenalty()
+    for rank in range(2):
+        alone.observe(*_share_of(rank))
+    alone.advance()
+    for rank in range(2):
+        state = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert all(torch.equal(value, state[name]) for name, value in alone.state_dict().items())

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from starseq.loss import CTCLoss, SelflessCTCLoss, STCLoss, ctc_loss, selfless_ctc_loss, stc_loss
-    from starseq.penalty import InsertionPenalty
+    from starseq.penalty import AdaptivePenalty, InsertionPenalty
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptivePenalty",
     "CTCLoss",
     "InsertionPenalty",
     "STCLoss",
@@ -31,7 +32,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'starseq' has no attribute {name!r}")
-    module = importlib.import_module("starseq.penalty" if name == "InsertionPenalty" else "starseq.loss")
+    module = importlib.import_module("starseq.penalty" if name.endswith("Penalty") else "starseq.loss")
     globals()[name] = getattr(module, name)
     return globals()[name]
 

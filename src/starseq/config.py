@@ -299,16 +299,6 @@ def _loss_settings_without_star(backend: Literal["auto", "torch", "numba", "trit
     """Only a signature."""
 
 
-def _penalties() -> dict[str, Callable[..., Any]]:
-    """The published schedule, and every other class `SomethingPenalty` of the module as `something`."""
-    rules: dict[str, Callable[..., Any]] = {"schedule": penalty.InsertionPenalty}
-    for name, rule in vars(penalty).items():
-        if inspect.isclass(rule) and rule is not penalty.InsertionPenalty and name.endswith("Penalty"):
-            short = "".join("_" + c.lower() if c.isupper() else c for c in name.removesuffix("Penalty")).strip("_")
-            rules[short] = rule
-    return rules
-
-
 def _kind(kind: str) -> _Kind:
     if kind == "model":
         from starseq import models
@@ -321,11 +311,11 @@ def _kind(kind: str) -> _Kind:
         built_in = {name: corpora.load(name) for name in ("digits",)}
         return _Kind(lambda: sorted(built_in), built_in.__getitem__, ("out", "progress"))
     tables: dict[str, dict[str, Callable[..., Any]]] = {
+        "penalty": {"schedule": penalty.InsertionPenalty, "adaptive": penalty.AdaptivePenalty},
         "reader": {"audio": _audio, "features": _features, "line": LineReader},
         "augment": {"spec_augment": SpecAugment, "random_projective": _random_projective},
-        "penalty": _penalties(),
     }
-    return _Kind(lambda: sorted(tables[kind]), tables[kind].__getitem__)
+    return _Kind(lambda: sorted(tables[kind]), tables[kind].__getitem__, ("blank",) if kind == "penalty" else ())
 
 
 def _build(path: str, kind: str, component: Component) -> Any:

@@ -1,11 +1,16 @@
-"""The insertion penalty and how it changes while training goes on."""
+"""The insertion penalty and how it changes while training goes on: by the published schedule, or by what the model reads."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+
+from starseq.arguments import backend_for
+from starseq.op.separate import best_path
+from starseq.op.setting import Setting
 
 
 class InsertionPenalty(nn.Module):
@@ -58,3 +63,139 @@ class InsertionPenalty(nn.Module):
 
     def extra_repr(self) -> str:
         return f"p0={self.p0:g}, p_max={self.p_max:g}, half_life={self.half_life:g}"
+
+
+class AdaptivePenalty(nn.Module):
+    r"""The star's weight p, as its logarithm, tuned while training goes on, without knowing how many labels are missing:
+
+        p = 1 - r^2 U / max(N, U),    N the tokens that the model reads, r the share of the U labels at which it reads something
+
+    N / r estimates how many tokens there are (what it overlooks among the labels it overlooks elsewhere too), so 1 - r U / N is the
+    share of them that the transcripts lack, which is what p means. The rest is for the way there: a model that reads nothing
+    yet gets p near `p_max`, so that what has no label costs little and tokens are learned from those that have one; as it
+    learns to read, r goes to 1 and p falls to the missing share, from above.
+
+    Something is read at a frame where the best token comes to more than `threshold` against the blank, right or wrong, and the
+    same token in neighbouring frames is read once. So p itself hardly moves what is counted: where it is too low a model puts
+    blanks beside true tokens, where it is too high it repeats them. (The expected insertions of the loss do not tell: for every p
+    below the missing share there is a model that explains the transcripts equally well, and expects just p.)
+
+    Call `observe` with a batch of every step, or of every few, and `advance` after every optimiser step. The counts are those of
+    the last `window` steps, over all processes of `torch.distributed`; the log-odds of p move by at most `rate` a step. Nothing
+    waits for the device, and everything is in `state_dict`.
+
+        >>> penalty = AdaptivePenalty()
+        >>> round(penalty().exp().item(), 4)
+        0.9
+        >>> logits = torch.tensor([[[0.0, 9.0, 0.0], [9.0, 0.0, 0.0], [0.0, 0.0, 9.0], [0.0, 0.0, 9.0]]])     # reads 1, 2
+        >>> for _ in range(300):
+        ...     penalty.observe(logits, torch.tensor([[2]]), torch.tensor([4]), torch.tensor([1]))
+        ...     penalty.advance()
+        >>> round(penalty().exp().item(), 4)
+        0.5
+
+    Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate that is not positive and a window under 1.
+    """
+
+    log_odds: Tensor
+    counts: Tensor
+    """(3,): labels at which something is read, tokens read, labels; of the last steps"""
+    upcoming: Tensor
+    """(3,): the same, since the last step"""
+    step: Tensor
+
+    def __init__(
+        self,
+        p0: float = 0.9,
+        p_min: float = 0.02,
+        p_max: float = 0.95,
+        rate: float = 0.01,
+        window: float = 100.0,
+        threshold: float = 0.3,
+        blank: int = 0,
+    ) -> None:
+        super().__init__()
+        for name, value in (("p0", p0), ("p_min", p_min), ("p_max", p_max), ("threshold", threshold)):
+            if not 0 < value < 1:
+                raise ValueError(f"{name}: {value} is not a probability in (0, 1)")
+        if not p_min <= p0 <= p_max:
+            raise ValueError(f"p0: {p0} is not between p_min {p_min} and p_max {p_max}")
+        if not (rate > 0 and math.isfinite(rate)):
+            raise ValueError(f"rate: {rate} is not a positive number")
+        if not (window >= 1 and math.isfinite(window)):
+            raise ValueError(f"window: {window} is not a number of steps")
+        self.p0, self.p_min, self.p_max, self.rate, self.window = p0, p_min, p_max, rate, window
+        self.threshold, self.blank = threshold, blank
+        self.register_buffer("log_odds", torch.tensor(_log_odds(p0), dtype=torch.float64))
+        self.register_buffer("counts", torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("upcoming", torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+
+    def forward(self) -> Tensor:
+        """lambda now: a 0-d float32 tensor."""
+        return nn.functional.logsigmoid(self.log_odds).float()
+
+    @torch.no_grad()
+    def observe(self, logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor) -> None:
+        """What a batch tells: logits or log-probabilities (B, T, V), targets (B, U), lengths (B,)."""
+        x = logits.detach()
+        targets, frames, labels = (y.to(x.device, torch.int64) for y in (targets, input_lengths, target_lengths))
+        is_read, begins = find_read(x, frames, threshold=self.threshold, blank=self.blank)
+        log_penalty = self().to(x.device).expand(len(x), targets.shape[1] + 1)
+        setting = Setting("stc", "leftmost", self.blank, True, backend_for("auto", x.device))
+        path = best_path((x, targets, frames, labels, log_penalty), setting)
+        at_label = path > nn.functional.pad(path[:, :-1], (1, 0))
+        counts = ((at_label & is_read).sum(), begins.sum(), at_label.sum())
+        self.upcoming += torch.stack(counts).to(self.upcoming)
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """One optimiser step is done."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(self.upcoming)
+        self.counts.mul_(1 - 1 / self.window).add_(self.upcoming)
+        self.upcoming.zero_()
+        found, read, known = self.counts
+        missing = 1 - found / known.clamp(min=1) * (found / torch.maximum(read, known).clamp(min=1))
+        towards = torch.logit(missing.clamp(self.p_min, self.p_max)) - self.log_odds
+        self.log_odds += towards.clamp(-self.rate, self.rate)
+        self.step += 1
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AdaptivePenalty:
+        """Moves to another device with the model, but not to its precision: in bfloat16 p would stand still."""
+        for name, buffer in self._buffers.items():
+            assert buffer is not None
+            moved = fn(buffer)
+            self._buffers[name] = moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
+        return self
+
+    def extra_repr(self) -> str:
+        names = ("p0", "p_min", "p_max", "rate", "window", "threshold")
+        return ", ".join(f"{name}={getattr(self, name):g}" for name in names)
+
+
+def find_read(
+    logits: Tensor, input_lengths: Tensor, *, threshold: float = 0.5, blank: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Where a model reads something: the frames whose best token comes to more than `threshold` against the blank alone, (B, T);
+    and which of them begin a token: the same one in neighbouring frames is read once.
+
+    >>> logits = torch.tensor([[[0.0, 9.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 9.0], [9.0, 0.0, 0.0]]])
+    >>> find_read(logits, torch.tensor([4]))
+    (tensor([[ True,  True,  True, False]]), tensor([[ True, False,  True, False]]))
+    """
+    best = logits.new_full(logits.shape[:2], -math.inf)
+    token = torch.full_like(best, blank, dtype=torch.int64)
+    for first, part in ((0, logits[..., :blank]), (blank + 1, logits[..., blank + 1 :])):
+        if part.shape[2]:
+            top, index = part.max(dim=2)
+            token = torch.where(top > best, index + first, token)
+            best = torch.maximum(top, best)
+    inside = torch.arange(logits.shape[1], device=logits.device) < input_lengths[:, None]
+    is_read = inside & (best.float() - logits[..., blank].float() > _log_odds(threshold))
+    token = torch.where(is_read, token, blank)
+    return is_read, is_read & (token != nn.functional.pad(token[:, :-1], (1, 0), value=blank))
+
+
+def _log_odds(p: float) -> float:
+    return math.log(p / (1 - p))

@@ -21,7 +21,7 @@ from starseq.data.dataset import collate
 from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, read_bytes, read_manifest, write_manifest
 from starseq.jobs.train import build_loop, train
-from starseq.penalty import InsertionPenalty
+from starseq.penalty import AdaptivePenalty
 from starseq.train.checkpoint import load_checkpoint
 from starseq.train.loop import Hooks, Loop, Window, share_of
 from starseq.train.metrics import Metrics, read_metrics
@@ -303,12 +303,24 @@ def test_a_checkpoint_runs_nothing_when_it_is_read(tmp_path: Path) -> None:
 
 
 def test_an_adaptive_penalty_is_fed(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[torch.Size, int]] = []
-    observe = lambda self, inserted, lengths: seen.append((inserted.shape, len(lengths)))  # noqa: E731
-    monkeypatch.setattr(InsertionPenalty, "observe", observe, raising=False)
-    train(tiny.recipe(root, "optim.batches_per_step=2", "trainer.max_steps=3"), tmp_path / "run")
-    assert len(seen) in (5, 6)  # every batch, also of steps that are not logged
-    assert all(shape[0] == count and shape[1] > 1 for shape, count in seen)
+    seen: list[tuple[torch.Size, ...]] = []
+    observe = AdaptivePenalty.observe
+
+    def spy(self: AdaptivePenalty, *arguments: Tensor) -> None:
+        seen.append(tuple(argument.shape for argument in arguments))
+        observe(self, *arguments)
+
+    monkeypatch.setattr(AdaptivePenalty, "observe", spy)
+    adaptive = ("penalty={name: adaptive}", "optim.batches_per_step=2", "trainer.max_steps=5")
+    train(tiny.recipe(root, *adaptive), tmp_path / "run")
+    assert len(seen) in (3, 4)  # every batch of the first and the fifth step
+    assert all(len({shape[0] for shape in shapes}) == 1 for shapes in seen)
+    state = load_checkpoint(tmp_path / "run" / "last.ckpt")["penalty"]
+    assert state["step"] == 5
+    assert state["counts"][1] > 0
+    seen.clear()
+    train(tiny.recipe(root, *adaptive, "criterion.name=ctc"), tmp_path / "ctc")
+    assert not seen
 
 
 def test_the_gradient_is_that_of_the_mean_over_the_window(root: Path, tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ SKIPS_IN_A_ROW = 20
 FRAMES_ON_GPU = 64
 """a batch's frames are padded to a multiple of so many: planning convolutions for every new shape takes half a second"""
 STEPS_PER_PROGRESS = 10
+STEPS_PER_OBSERVATION = 4
+"""an adaptive penalty looks at the batches of every so many steps: it moves in tens of steps, and a look costs as much as a loss"""
 SECONDS_PER_PICTURE = 60
 
 
@@ -249,7 +251,9 @@ class Loop:
         # Gradients are averaged over the processes, so each gets `world` times its part.
         scale = world / counts[0]
         logged = self._is_logged(self.at.step + 1)
-        observed = hasattr(self.penalty, "observe")
+        observed = (
+            self.objective.star and hasattr(self.penalty, "observe") and self.at.step % STEPS_PER_OBSERVATION == 0
+        )
         pending = _Pending([], torch.zeros((), device=device), counts)
         self.model.train()
         for i, batch in enumerate(window.batches):
@@ -261,15 +265,14 @@ class Loop:
                 key = {"seed": self.recipe.seed, "epoch": window.epoch, "step": self.at.step}
                 moved.x = self.augment(moved.x, batch.lengths, batch.ids, **key)
             with self.fabric.no_backward_sync(self.model, enabled=not last):
-                scored = self.objective(
-                    self.model, moved, inserted=observed or (logged and last), blanks=logged and last
-                )
+                scored = self.objective(self.model, moved, inserted=logged and last, blanks=logged and last)
                 loss = scored.losses.sum()
                 self.fabric.backward(self.scaler.scale(loss * scale))
             pending.losses.append(scored.losses.detach())
             pending.total += loss.detach()
-            if observed and scored.inserted is not None:
-                cast(Any, self.penalty).observe(scored.inserted, moved.target_lengths)
+            if observed:
+                batch_of_loss = scored.logits, moved.targets, scored.lengths, moved.target_lengths
+                cast(Any, self.penalty).observe(*batch_of_loss)
             if logged and last:
                 pending.blank_share = scored.blanks
                 if scored.inserted is not None:

@@ -17,7 +17,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Scored(NamedTuple):
-    """What a batch gave. All but the losses is None unless it was asked for."""
+    """What a batch gave. Insertions and blanks are None unless they were asked for."""
 
     losses: Tensor
     """(B,): the sum over an utterance's labels, not divided by their number"""
@@ -25,6 +25,10 @@ class Scored(NamedTuple):
     """(B, U+1): expected insertions of each gap; None too for a criterion without star"""
     blanks: Tensor | None
     """(): the share of frames whose best token is the blank"""
+    logits: Tensor
+    """(B, T, V), without gradient"""
+    lengths: Tensor
+    """(B,): frames of the logits"""
 
 
 class Objective:
@@ -89,4 +93,4 @@ class Objective:
         if blanks:
             inside = torch.arange(logits.shape[1], device=logits.device) < lengths[:, None]
             share = ((logits.detach().argmax(dim=2) == 0) & inside).sum() / lengths.sum()
-        return Scored(losses, insertions, share)
+        return Scored(losses, insertions, share, logits.detach(), lengths)
