@@ -20,6 +20,9 @@ from starseq.data.files import write_text
 from starseq.data.manifest import read_manifest
 from starseq.jobs.bench_data import drop_million, read_audio, read_lines
 
+DECODE = "decode: "
+"""begins the cases of `bench_decode`"""
+
 Progress = Callable[[int, int], None]
 Provider = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -185,8 +188,8 @@ def load(path: Path) -> list[Measurement]:
 
 
 def tables(path: Path) -> dict[str, str]:
-    """Markdown tables from results.csv: "cpu" and "cuda", the cases; "scaling", what grows; "train", steps of training; "data",
-    the tools for data and the rest."""
+    """Markdown tables from results.csv: "cpu" and "cuda", the cases; "scaling", what grows; "train", steps of training;
+    "decode", reading and searching; "data", the tools for data."""
     rows = load(path)
     gpu = [row for row in rows if "NVIDIA" in row.device and _is_loss(row)]
     cpu = [row for row in rows if "NVIDIA" not in row.device and _is_loss(row)]
@@ -197,7 +200,8 @@ def tables(path: Path) -> dict[str, str]:
         "cuda": table([row for row in gpu if row.case not in growing]),
         "scaling": table([row for row in gpu if row.case in growing]),
         "train": table([row for row in rows if _is_step(row)]),
-        "data": table([row for row in rows if not _is_loss(row) and not _is_step(row)]),
+        "decode": table([row for row in rows if row.case.startswith(DECODE)]),
+        "data": table([r for r in rows if not (_is_loss(r) or _is_step(r) or r.case.startswith(DECODE))]),
     }
 
 
@@ -216,7 +220,7 @@ def table(rows: Sequence[Measurement], brief: bool = False) -> str:
             lines += ["", *_steps(steps)] if losses else _steps(steps)
         if others:
             lines += ["| what | of | measured |", "|---|---|---|"]
-            lines += [f"| {row.case} | {row.shape} | {row.p50:.4g} {row.unit} |" for row in others]
+            lines += [f"| {row.case.removeprefix(DECODE)} | {row.shape} | {row.p50:.4g} {row.unit} |" for row in others]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) or "(not measured yet)"
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +22,12 @@ from torch import Tensor
 import starseq
 from starseq.data.errors import DataError
 from starseq.decode.beam import Beam, BeamSearch, LanguageModel, search_all
+from starseq.decode.complete import complete
 from starseq.decode.greedy import greedy
 from starseq.decode.nbest import NBest
+from starseq.decode.ngram_automaton import NGramAutomaton
 from starseq.decode.rescore import rescore
-from starseq.jobs.bench import Measurement, Progress, _processor
+from starseq.jobs.bench import DECODE, Measurement, Progress, _processor
 from starseq.lm import Scorer
 from starseq.lm.estimate import estimate
 from starseq.lm.ngram import NGram
@@ -42,7 +45,8 @@ ALPHA, BETA = 0.5, 0.5
 def bench_decode(
     corpora: Path, lm: Path | None = None, *, utterances: int = 24, progress: Progress = lambda done, total: None
 ) -> list[Measurement]:
-    """Greedy, beam 500 with a 5-gram, 512-best rescoring: utterances a second and real-time factor; and the overhead.
+    """Greedy, beam 500 with a 5-gram, 512-best rescoring: utterances a second and real-time factor; the search over flashlight
+    itself, and completion from every second word over the search.
 
     `lm` is a 5-gram of upper-case words; by default one is estimated from ``lm-gutenberg-en`` in `corpora`, which takes minutes.
     """
@@ -59,7 +63,11 @@ def bench_decode(
         model = LanguageModel(lm, tokeniser.vocabulary.tokens)
         long = [text for text in texts if 25 <= len(text.split()) <= 35][-utterances:]
         made = [(f"u{n}", made_utterance(text.split(), tokeniser.vocabulary, n)) for n, text in enumerate(long)]
-        return _measure(tokeniser, model, NGram.load(lm), made, progress)
+        rows = _measure(tokeniser, model, NGram.load(lm), made, progress)
+        known = [[w for w in text.split() if w in tokeniser.vocabulary][::2] for text in long[:4]]
+        automaton = NGramAutomaton(lm, tokeniser.vocabulary.tokens)
+        ratios = _completion(tokeniser, model, automaton, [x for _, x in made[:4]], known)
+        return [*rows, _row("completion over beam search, beam 500 and 5-gram", "ratio", "over the search", ratios, 4)]
 
 
 def made_utterance(words: Sequence[str], vocabulary: Vocabulary, seed: int) -> Tensor:
@@ -93,15 +101,10 @@ def made_utterance(words: Sequence[str], vocabulary: Vocabulary, seed: int) -> T
 def _measure(
     tokeniser: Tokeniser, lm: LanguageModel, ngram: NGram, made: Sequence[tuple[str, Tensor]], progress: Progress
 ) -> list[Measurement]:
-    shared = (f"{_processor()}, {WORKERS} processes", torch.__version__, starseq.__version__)
     rows: list[Measurement] = []
 
-    def add(case: str, metric: str, unit: str, values: Sequence[float], runs: int) -> None:
-        shape = f"{runs} x {FRAMES} frames, {WORDS + 1} tokens"
-        low, middle, high = np.quantile(values, (0.2, 0.5, 0.8)).tolist()
-        rows.append(
-            Measurement(f"decode: {case}", shape, "float32", "starseq", metric, unit, low, middle, high, runs, *shared)
-        )
+    def add(*row: Any) -> None:
+        rows.append(_row(*row))
 
     def speed(case: str, count: int, run: Callable[[], object]) -> None:
         start = time.perf_counter()
@@ -149,17 +152,46 @@ def _measure(
     return rows
 
 
+def _row(case: str, metric: str, unit: str, values: Sequence[float], runs: int) -> Measurement:
+    shape = f"{runs} x {FRAMES} frames, {WORDS + 1} tokens"
+    low, middle, high = np.quantile(values, (0.2, 0.5, 0.8)).tolist()
+    machine = (f"{_processor()}, {WORKERS} processes", torch.__version__, starseq.__version__)
+    return Measurement(f"{DECODE}{case}", shape, "float32", "starseq", metric, unit, low, middle, high, runs, *machine)
+
+
 def _overhead(search: BeamSearch, beam: Beam, utterances: Sequence[Tensor]) -> list[float]:
     """Time of ours over a plain call of flashlight with the same settings, in turns, both in this process and merging repeats."""
     ours = BeamSearch(search.tokeniser, merge_repeats=True, lm=search.lm, alpha=search.alpha, beam=beam)
     plain = ours._native(beam)
-    ratios = []
-    for log_probs in utterances:
+
+    def run_plain(log_probs: Tensor) -> None:
         array = log_probs.numpy()
-        times = []
-        for run in (lambda: plain.decode(array.ctypes.data, *array.shape), lambda: ours(log_probs)):  # noqa: B023
-            start = time.process_time()
-            run()
-            times.append(time.process_time() - start)
-        ratios.append(times[1] / times[0])
-    return ratios
+        plain.decode(array.ctypes.data, *array.shape)
+
+    return [_cpu_time(ours, x) / _cpu_time(run_plain, x) for x in utterances]
+
+
+def _completion(
+    tokeniser: Tokeniser, lm: LanguageModel, automaton: NGramAutomaton, utterances: Sequence[Tensor],
+    known: Sequence[Sequence[str]],
+) -> list[float]:  # fmt: skip
+    """Time of completing each utterance from its known words over that of searching it, with one beam, in turns."""
+    beam = Beam(nbest=1)
+    search = BeamSearch(tokeniser, merge_repeats=False, lm=lm, alpha=ALPHA, beta=BETA, beam=beam)
+    settings: dict[str, Any] = {
+        "lm": automaton, "alpha": ALPHA, "beta": BETA, "normalized": False, "beam": beam.size,
+        "beam_threshold": beam.threshold, "tokens_per_frame": beam.tokens,
+    }  # fmt: skip
+
+    def fill(log_probs: Tensor, labels: Sequence[int]) -> None:
+        complete(log_probs, labels, **settings)
+
+    labels = [[tokeniser.vocabulary.index(word) for word in words] for words in known]
+    fill(utterances[0], labels[0])  # compiled
+    return [_cpu_time(fill, x, y) / _cpu_time(search, x) for x, y in zip(utterances, labels, strict=True)]
+
+
+def _cpu_time(run: Callable[..., object], *arguments: object) -> float:
+    start = time.process_time()
+    run(*arguments)
+    return time.process_time() - start
