@@ -2,20 +2,27 @@
 
 A drawing is made by the command that stands beside it: every line of a page that reads ``starseq draw ... -o FILE``. A
 table stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` and comes from `starseq.jobs.bench.tables`, or, for
-``results``, from the runs whose own files lie in docs/results/.
+``results``, from the runs whose own files lie in docs/results/; for ``table1`` and so on, with their plots, from the
+cells in docs/results/cells.jsonl.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import typer
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `benchmarks`, when this is run as a program
+
+from benchmarks import page as experiments
+
 from starseq import cli
 from starseq.config import load_recipe
+from starseq.data.files import write_text
 from starseq.jobs import bench
 from starseq.report.plots import training_curves
 from starseq.runs import read_results
@@ -24,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results.csv"
 PLOT = ROOT / "docs" / "images" / "scaling.svg"
 RUNS = ROOT / "docs" / "results"
+IMAGES = ROOT / "docs" / experiments.IMAGES
 
 
 def pages() -> list[Path]:
@@ -64,7 +72,7 @@ def fill(page: str, tables: Mapping[str, str]) -> str:
 
 def tables() -> dict[str, str]:
     """The tables by name."""
-    return {**bench.tables(RESULTS), "results": results_table()}
+    return {**bench.tables(RESULTS), "results": results_table(), **experiments.texts(experiments.load())}
 
 
 def results_table() -> str:
@@ -91,9 +99,16 @@ def curves() -> None:
             training_curves(metrics, metrics.parent)
 
 
+def plots() -> dict[Path, str]:
+    """The plots of the experiments, by file; their bytes depend on matplotlib's version."""
+    return {IMAGES / name: svg for name, svg in experiments.plots(experiments.load()).items()}
+
+
 def main() -> None:
     bench.plot(RESULTS, PLOT)
     curves()
+    for path, svg in plots().items():
+        write_text(path, svg)
     filling = tables()
     for page in pages():
         text = page.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Curves of training runs, as PNG files and as SVG to put into a page."""
+"""Curves of training runs, as PNG files and as SVG to put into a page; and what many runs say together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from starseq.data.files import write_bytes
 from starseq.train.metrics import read_metrics
 
-__all__ = ["COLOURS", "curves_svg", "training_curves"]
+__all__ = ["COLOURS", "curves_svg", "histograms_svg", "series_svg", "training_curves"]
 
 Rows = Sequence[Mapping[str, float | None]]
 
@@ -57,15 +57,78 @@ def curves_svg(runs: Mapping[str, Rows]) -> str:
     columns = [name for name in _MAIN if name in _columns(runs)]
     if not columns:
         return ""
-    buffer = io.StringIO()
     with _style():
-        nothing: dict[str, Any] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        _figure(runs, columns, across=2).savefig(buffer, format="svg", metadata=nothing, transparent=True)
-    svg = re.sub(r"^.*?(?=<svg)", "", buffer.getvalue(), flags=re.DOTALL)
+        svg = _svg(_figure(runs, columns, across=2), transparent=True)
     # As wide as the page, whatever size the figure had.
     return re.sub(
         r'(<svg[^>]*?) height="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1), count=1
     )
+
+
+def series_svg(
+    series: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: str, log: bool = False, diagonal: str = ""
+) -> str:
+    """Lines through the points (x, y) of each of `series`, its name in the legend, as an `<svg>` element of the same bytes
+    every time. `log` is a logarithmic scale of percentages; `diagonal` names a dashed line y = x.
+
+    >>> svg = series_svg({"CTC": [(0, 20.0), (0.5, 97.0)], "STC": [(0, 21.0), (0.5, 38.0)]}, x="pDrop", y="CER, %")
+    >>> svg.startswith("<svg"), "pDrop" in svg, "STC" in svg
+    (True, True, True)
+    """
+    from matplotlib.figure import Figure
+
+    with _style():
+        figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+        axes = figure.add_subplot()
+        for index, (name, points) in enumerate(series.items()):
+            colour = COLOURS[index % len(COLOURS)]
+            axes.plot(*zip(*sorted(points), strict=True), color=colour, marker="o", markersize=4, label=name)
+        values = [value for points in series.values() for _, value in points]
+        if diagonal:
+            ends = [place for points in series.values() for place, _ in points]
+            axes.plot([0, max(ends)], [0, max(ends)], color="#8c959f", linestyle="--", linewidth=1, label=diagonal)
+        if log and min(values) > 0:
+            _percent_scale(axes, min(values), max(values))
+        else:
+            axes.set_ylim(bottom=0)
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        axes.legend(fontsize=8, frameon=False)
+        return _svg(figure)
+
+
+def histograms_svg(histograms: Mapping[str, Sequence[int]], *, x: str, y: str) -> str:
+    """A small histogram of shares from 0 to 100 % for each name, side by side, as an `<svg>` element.
+
+    >>> histograms_svg({"pDrop 0.4": [0, 3, 5, 1]}, x="labels kept, %", y="samples").startswith("<svg")
+    True
+    """
+    from matplotlib.figure import Figure
+
+    across = min(len(histograms), 3)
+    down = -(-len(histograms) // across)
+    with _style():
+        figure = Figure(figsize=(3.3 * across, 2.4 * down), layout="constrained")
+        for number, (name, counts) in enumerate(histograms.items()):
+            axes = figure.add_subplot(down, across, number + 1)
+            width = 100 / len(counts)
+            axes.bar([width * (i + 0.5) for i in range(len(counts))], counts, width=0.94 * width, color=COLOURS[2])
+            axes.set_axisbelow(True)
+            axes.set_title(name, loc="left")
+            axes.set_xlim(0, 100)
+            if number // across == down - 1:
+                axes.set_xlabel(x)
+            if number % across == 0:
+                axes.set_ylabel(y)
+        return _svg(figure)
+
+
+def _svg(figure: Any, *, transparent: bool = False) -> str:
+    """The `<svg>` element of a figure, without what would differ from day to day."""
+    buffer = io.StringIO()
+    nothing: dict[str, Any] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", metadata=nothing, transparent=transparent)
+    return re.sub(r"^.*?(?=<svg)", "", buffer.getvalue(), flags=re.DOTALL)
 
 
 def _columns(runs: Mapping[str, Rows]) -> list[str]:

@@ -1,0 +1,216 @@
+"""The tables and plots of docs/RESULTS.md, from lines that are written by hand."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks import page
+from benchmarks.steps import Table
+
+TABLE = """
+title: by hand
+corpus: corpus
+metric: cer
+recipe: digits
+steps: 1000
+drop: {unit: char, seed: 0}
+conditions: {"0": {}, "0.3": {p-drop: 0.3}, "0.7": {p-drop: 0.7}}
+schedules: {grid: [[0.03, 0.1], [0.3, 0.7]], half_life: 100}
+methods:
+  ctc: {title: CTC, train: [criterion.name=ctc]}
+  stc: {title: STC self-tuned, train: [criterion.name=stc, penalty.name=adaptive]}
+  stc+beam: {title: + beam, from: stc, lm: {text: pseudo}}
+  stc+pseudo: {title: + pseudo, from: stc, pseudo: [--kind, keep-known], train: [criterion.name=ctc]}
+  labels: {labels: true}
+runs:
+  - {conditions: ["0", "0.3", "0.7"], methods: [ctc, stc], seeds: [0]}
+  - {conditions: ["0.3", "0.7"], methods: [stc-0.03-0.1, stc-0.3-0.7, stc+beam, stc+pseudo, labels], seeds: [0]}
+  - {conditions: ["0.3", "0.7"], methods: [stc, best], seeds: [1, 2]}
+base_at_most: 20
+targets: {stc: {"0.3": 1.15, "0.7": 2.5}}
+"""
+
+
+class Lines:
+    """Writes cells.jsonl."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "tables").mkdir()
+        self.tables, self.results = folder / "tables", folder / "cells.jsonl"
+        self.write_table(TABLE)
+
+    def write_table(self, text: str) -> None:
+        (self.tables / "1.yaml").write_text(text)
+        self.table = Table.load(str(self.tables / "1.yaml"))
+
+    def add(
+        self, condition: str, method: str, test: float, *, dev: float | None = None, seed: int = 0, **more: Any
+    ) -> None:
+        cell = self.table.cell(condition, method, seed)
+        made = [
+            {"stage": step.stage, "seconds": 60.0, "machine": "one H200", "jobs": 4,
+             "commands": ["starseq " + " ".join(command) for command in step.commands]}
+            for step in cell.steps
+        ]  # fmt: skip
+        errors = {
+            split: {how: {"cer": value, "wer": 2 * value} for how in ("greedy", "beam")}
+            for split, value in (("dev", test if dev is None else dev), ("test", test))
+        }
+        train = {
+            "steps": 1000,
+            "best_step": 900,
+            "p": None,
+            "seconds": 55.0,
+            "parameters": 1234,
+            "steps_per_second": 20.0,
+        }
+        line = {
+            "table": "1", "condition": condition, "method": method, "seed": seed, "key": cell.key, "metric": "cer",
+            "errors": errors, "made": made, "commit": "abc1234", "ended": "2026-11-16 04:00",
+            "train": train | more.pop("train", {}),
+        }  # fmt: skip
+        with open(self.results, "a") as file:
+            none = ("train", "errors") if method == "labels" else ()
+            file.write(json.dumps({name: value for name, value in (line | more).items() if name not in none}) + "\n")
+
+    def page(self) -> dict[str, str]:
+        return page.texts(page.load(self.results, self.tables))
+
+    def rows(self, name: str = "table1") -> list[list[str]]:
+        """The cells of every row of every table."""
+        lines = self.page()[name].splitlines()
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Lines:
+    return Lines(tmp_path)
+
+
+def first(rows: Sequence[Sequence[str]], condition: str) -> Sequence[str]:
+    return next(row for row in rows if row[0] == condition)
+
+
+def test_without_any_result_the_frame_stands(lines: Lines) -> None:
+    rows = lines.rows()
+    assert rows[0] == [
+        "labels dropped; test CER %",
+        "CTC",
+        "STC, best schedule",
+        "STC self-tuned",
+        "+ beam",
+        "+ pseudo",
+    ]
+    assert rows[2] == ["none", "", "", "", "", ""]
+    assert rows[4] == ["0.7", "", "", "", "", ""]
+    assert "supervised" not in lines.page()["table1"]
+    assert "details" not in lines.page()["table1"]
+    assert lines.rows("time")[2:] == []
+    assert page.plots(page.load(lines.results, lines.tables)) == {}
+
+
+def test_ratios_and_targets_good_and_bad(lines: Lines) -> None:
+    lines.add("0", "ctc", 20.0)
+    lines.add("0.3", "ctc", 44.0)
+    lines.add("0.3", "stc", 23.0)
+    lines.add("0.7", "stc", 60.0)
+    lines.add("0.3", "stc+beam", 21.0)
+    rows = lines.rows()
+    assert first(rows, "none")[1] == "20.0"
+    assert first(rows, "0.3")[1:] == ["44.0, 2.20 x", "", "23.0, 1.15 x (aim 1.15 x: reached)", "21.0, 1.05 x", ""]
+    assert first(rows, "0.7")[3] == "60.0, 3.00 x (aim 2.5 x: missed)"
+    text = lines.page()["table1"]
+    assert "CTC on all labels: test CER 20.00 % (at most 20 % was asked of it: met)." in text
+    assert "Every model has 1,234 parameters and 1,000 steps of training." in text
+
+
+def test_a_little_too_much_is_missed(lines: Lines) -> None:
+    lines.add("0", "ctc", 20.0)
+    lines.add("0.3", "stc", 23.1)
+    assert first(lines.rows(), "0.3")[3] == "23.1, 1.16 x (aim 1.15 x: missed)"
+
+
+def test_a_weak_base_is_called_weak_and_points_count_too(lines: Lines) -> None:
+    lines.write_table(TABLE + "or_points: 1\n")
+    lines.add("0", "ctc", 21.0)
+    lines.add("0.3", "stc", 21.9)
+    lines.write_table((TABLE + "or_points: 1\n").replace('"0.3": 1.15', '"0.3": 1.01'))
+    assert "weaker than that, so read the ratios with care" in lines.page()["table1"]
+    assert first(lines.rows(), "0.3")[3] == "21.9, 1.04 x (aim 1.01 x or + 1: reached)"
+
+
+def test_dev_chooses_the_schedule_and_three_seeds_judge(lines: Lines) -> None:
+    lines.add("0", "ctc", 20.0)
+    lines.add("0.3", "stc-0.03-0.1", 30.0, dev=25.0)
+    assert first(lines.rows(), "0.3")[2] == ""  # half of the grid chooses nothing
+    lines.add("0.3", "stc-0.3-0.7", 29.0, dev=26.0)
+    for seed, own, other in ((0, 31.0, None), (1, 30.5, 30.4), (2, 30.3, 30.2)):
+        lines.add("0.3", "stc", own, dev=24.0, seed=seed)
+        if other is not None:
+            lines.add("0.3", "stc-0.03-0.1", other, seed=seed)
+    rows = lines.rows()
+    assert first(rows, "0.3")[2] == "30.2 ± 0.20, 1.51 x (.03 to .1)"
+    schedules = [row for row in rows if row[0] == "0.3"][1]
+    assert schedules == ["0.3", "**25.0**", "26.0", "24.0", "30.6 ± 0.36 against 30.2 ± 0.20: worse"]
+
+
+@pytest.mark.parametrize(
+    ("own", "word"), [((29.0, 29.1, 29.2), "better"), ((30.2, 30.4, 30.3), "as good"), ((31.0, 31.1, 31.2), "worse")]
+)
+def test_as_good_is_within_one_standard_deviation(lines: Lines, own: Sequence[float], word: str) -> None:
+    lines.add("0.3", "stc-0.3-0.7", 50.0)
+    for seed in range(3):
+        lines.add("0.3", "stc-0.03-0.1", 30.0 + 0.2 * seed, seed=seed)
+        lines.add("0.3", "stc", own[seed], seed=seed)
+    assert f": {word} |" in lines.page()["table1"]
+
+
+def test_pseudo_labels_and_what_they_are_worth(lines: Lines) -> None:
+    found = {"rows": {"in": 10, "out": 8, "failed": 2}, "errors": {"partial": {"cer": 30.5}, "pseudo": {"cer": 4.25}}}
+    lines.add("0.3", "stc+pseudo", 21.0, pseudo=found)
+    assert ["0.3", "keep-known", "30.5", "4.25", "2", "21.0", "21.0"] in lines.rows()
+
+
+def test_each_number_says_how_it_was_made(lines: Lines) -> None:
+    lines.add("0.3", "stc", 23.0, train={"p": 0.2712})
+    text = lines.page()["table1"]
+    assert "<summary>How each number was made (1 cell)</summary>" in text
+    row = "| 0.3 | stc | 0 | greedy | 46.0 | 46.0 | 23.0 | 23.0 | 1,000 | 900 | 0.27 | 55 | one H200, 4 side by side | abc1234 |"
+    assert row in text
+    assert (
+        "# 0.3/stc/0: train, 60 s on one H200, 4 side by side\nstarseq train digits data.root=data/corpus data.drop.p=0.3"
+        in text
+    )
+
+
+def test_time_is_compared_on_one_machine(lines: Lines) -> None:
+    lines.add("0.3", "ctc", 40.0, train={"steps_per_second": 20.0})
+    lines.add("0.7", "ctc", 40.0, train={"steps_per_second": None})
+    lines.add("0.3", "stc", 23.0, train={"steps_per_second": 19.0})
+    lines.add("0.7", "stc", 23.0)
+    assert lines.rows("time")[2:] == [["corpus", "0.3", "one H200, 4 side by side", "20.00", "19.00", "0.95"]]
+
+
+def test_lines_of_another_setting_are_history(lines: Lines) -> None:
+    lines.add("0", "ctc", 20.0)
+    lines.write_table(TABLE.replace("steps: 1000", "steps: 2000"))
+    assert first(lines.rows(), "none")[1] == ""
+
+
+def test_plots_where_there_are_numbers(lines: Lines) -> None:
+    lines.add("0", "stc", 20.0, train={"p": 0.05})
+    lines.add("0.3", "stc", 23.0, train={"p": 0.3})
+    lines.add("0.3", "labels", 0.0, labels={"histogram": [0] * 10 + [5] * 10})
+    drawn = page.plots(page.load(lines.results, lines.tables))
+    assert sorted(drawn) == ["table1-error.svg", "table1-labels.svg", "table1-p.svg"]
+    for name, svg in drawn.items():
+        ElementTree.fromstring(svg)
+        assert f"(images/{name})" in lines.page()["table1"]
+    assert "STC self-tuned" in drawn["table1-error.svg"]
+    assert "p = pDrop" in drawn["table1-p.svg"]
+    assert drawn == page.plots(page.load(lines.results, lines.tables))
