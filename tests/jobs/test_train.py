@@ -151,6 +151,10 @@ def mistakes(corpus: Path, folder: Path) -> dict[str, tuple[Sequence[str], str]]
     return {
         "no recipe": ([], "which recipe?"),
         "unknown recipe": (["digit"], "did you mean digits?"),
+        "no such manifest": (
+            ["digits", f"data.root={folder}", "data.manifest=partial.jsonl", "--out", str(folder / "x")],
+            "partial.jsonl: no such manifest",
+        ),
         "no root": (["hooker-en", "--out", str(folder / "x")], "data.root is not given: where is the corpus?"),
         "wrong root": (
             ["hooker-en", f"data.root={folder}", "--out", str(folder / "x")],

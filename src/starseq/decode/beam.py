@@ -16,10 +16,8 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import get_all_start_methods, get_context
 from typing import Any
 
 import numpy as np
@@ -30,6 +28,7 @@ from torch import Tensor
 from starseq.data.errors import DataError
 from starseq.decode.lexicon import Lexicon
 from starseq.decode.nbest import Hypothesis, NBest
+from starseq.decode.workers import work_ahead
 from starseq.loss import ctc_loss, selfless_ctc_loss
 from starseq.text.tokeniser import Tokeniser
 from starseq.text.vocabulary import BLANK, SPACE
@@ -203,6 +202,10 @@ class BeamSearch:
         for hyp in sorted(hyps, key=self._rank):
             distinct.setdefault(hyp.text, hyp)
         return list(distinct.values())[: self.beam.nbest]
+
+    def nbest(self, id: str, log_probs: NDArray[np.float32]) -> NBest:
+        """The same as a list with its utterance; log_probs is an array, which crosses to other processes by itself."""
+        return NBest(id, tuple(self(torch.from_numpy(log_probs), id)))
 
     def _rank(self, hyp: Hypothesis) -> tuple[float, str]:
         return -hyp.score(self.alpha, self.beta), hyp.text
@@ -385,45 +388,18 @@ def search_all(
     ['a']
     """
     done = 0
-    if workers < 1:
+    waiting: deque[Callable[[], NBest]] = deque()
+    with work_ahead(search.nbest, workers) as submit:
         for id, log_probs in emissions:
-            yield NBest(id, tuple(search(log_probs, id)))
-            done += 1
-            progress(done)
-        return
-    # A forked child has the language model already, and shares its memory; elsewhere each loads the file once.
-    method = "fork" if "fork" in get_all_start_methods() and sys.platform == "linux" else "spawn"
-    waiting: deque[Future[NBest]] = deque()
-    with ProcessPoolExecutor(workers, get_context(method), initializer=_adopt, initargs=(search,)) as pool:
-        try:
-            for id, log_probs in emissions:
-                waiting.append(pool.submit(_search_one, id, log_probs.detach().to("cpu", torch.float32).numpy()))
-                if len(waiting) > 2 * workers:
-                    yield waiting.popleft().result()
-                    done += 1
-                    progress(done)
-            while waiting:
-                yield waiting.popleft().result()
+            waiting.append(submit(id, log_probs.detach().to("cpu", torch.float32).numpy()))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft()()
                 done += 1
                 progress(done)
-        finally:
-            for future in waiting:
-                future.cancel()
-
-
-_adopted: BeamSearch | None = None
-
-
-def _adopt(search: BeamSearch) -> None:
-    """In a worker: keeps the search, and one thread, since there are as many workers as are wanted."""
-    global _adopted
-    torch.set_num_threads(1)
-    _adopted = search
-
-
-def _search_one(id: str, log_probs: NDArray[np.float32]) -> NBest:
-    assert _adopted is not None
-    return NBest(id, tuple(_adopted(torch.from_numpy(log_probs), id)))
+        while waiting:
+            yield waiting.popleft()()
+            done += 1
+            progress(done)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from starseq import criteria
 from starseq.arguments import check_values
 from starseq.decode import complete_numba
 from starseq.decode.align import check_finite, label_frames
+from starseq.decode.confidence import Judge
 from starseq.decode.ngram_automaton import NGramAutomaton
 from starseq.emissions.tokens import NONE
 from starseq.lattice import banded_numba
@@ -71,6 +72,7 @@ def complete(
     beta: float = 0.0,
     blank: int = 0,
     normalized: bool = True,
+    judged: bool = True,
 ) -> list[Completion]:
     """The `nbest` best transcripts that contain the labels, best first.
 
@@ -87,6 +89,7 @@ def complete(
         beta: is added for every token.
         blank: the token that means nothing.
         normalized: False says that the logits are log-probabilities already: no log-softmax.
+        judged: False leaves out frames (0, 0) and confidences (1), which cost more than the search where `nbest` is large.
 
     Raises ValueError, in one sentence, for arguments out of range, NaN, alpha without a model, and labels that do not fit in.
 
@@ -126,27 +129,23 @@ def complete(
         if alpha:
             price += alpha * np.array([complete_numba.lm_score(word_of[[v]], 0, tables) for v in known])
         ahead += np.append(np.cumsum(price[::-1])[::-1], 0.0)
-    top = _likeliest(log_probs.numpy(), blank, min(tokens_per_frame, V - 1))
+    judge = Judge(log_probs, merge_repeats=merge_repeats, tokens_per_frame=tokens_per_frame, blank=blank)
     node, log_am, log_lm, length, parent, last = complete_numba.search(
-        log_probs.numpy(), blank, merge_repeats, known, gaps, falls_to, need, ahead, top, beam, float(beam_threshold),
-        float(alpha), float(beta), word_of, lm_start, lm_end, tables,
+        log_probs.numpy(), blank, merge_repeats, known, gaps, falls_to, need, ahead, judge.top, beam,
+        float(beam_threshold), float(alpha), float(beta), word_of, lm_start, lm_end, tables,
     )  # fmt: skip
     if not len(node):
         raise ValueError(f"no completion: every transcript with the {U} labels in it has probability 0")
     scores = log_am + beta * length + (alpha * log_lm if alpha else 0.0)
     order = np.argsort(-scores, kind="stable")[:nbest]
     found = [_prefix(node[i], parent, last) for i in order]
-    log_star, log_rest = _star(log_probs.numpy(), blank, top)
-    places = _frames(log_probs, found, blank, merge_repeats)
+    places = _frames(log_probs, found, blank, merge_repeats) if judged else [[(0, 0)] * len(one) for one in found]
     results = []
     for transcript, frames_of, by_lm in zip(found, places, log_lm[order].tolist(), strict=True):
         is_known = np.empty(len(transcript), np.bool_)
         complete_numba.embed(transcript, known, gaps, is_known)
-        confidence = np.ones(len(transcript))
-        am = complete_numba.certainty(
-            log_probs.numpy(), blank, merge_repeats, log_star, top, log_rest, transcript, ~is_known, confidence
-        )
-        parts = zip(transcript.tolist(), frames_of, is_known.tolist(), confidence.tolist(), strict=True)
+        am, confidence = judge(transcript, ~is_known if judged else np.zeros(len(transcript), np.bool_))
+        parts = zip(transcript.tolist(), frames_of, is_known.tolist(), confidence, strict=True)
         results.append(
             Completion(
                 tuple(CompletedToken(token, *place, is_label, sure) for token, place, is_label, sure in parts),
@@ -163,26 +162,6 @@ _NO_LM: Any = (
     np.empty(0, np.int64), 0, -1,
     (np.full(1, -1, np.int64), np.zeros(1, np.int32), np.zeros(1), np.zeros(1), np.zeros(1, np.int32), 1),
 )  # fmt: skip
-
-
-def _likeliest(log_probs: Any, blank: int, k: int) -> Any:
-    """The k likeliest tokens of each frame but blank, (T, k), in falling order."""
-    if k > 256:  # sorting beats inserting
-        order = np.argsort(-log_probs, axis=1, kind="stable")
-        return order[order != blank].reshape(len(log_probs), -1)[:, :k]
-    top = np.empty((len(log_probs), k), np.int64)
-    complete_numba.largest(log_probs, blank, top)
-    return top
-
-
-def _star(log_probs: Any, blank: int, top: Any) -> tuple[Any, Any]:
-    """The log-sum over the tokens of each frame but blank, (T,), and over those of them that are not in top (T, k)."""
-    star = -np.expm1(log_probs[:, blank].astype(np.float64))
-    rest = star - np.exp(np.take_along_axis(log_probs, top, axis=1).astype(np.float64)).sum(axis=1)
-    if top.shape[1] == log_probs.shape[1] - 1:
-        rest[:] = 0.0
-    with np.errstate(divide="ignore"):
-        return np.log(star.clip(min=0.0)), np.log(rest.clip(min=0.0))
 
 
 def _prefix(node: int, parent: Any, last: Any) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from starseq import runs
 from starseq.data.dataset import FeatureReader
@@ -15,11 +17,12 @@ from starseq.data.errors import DataError
 from starseq.data.files import atomic_writer, write_text
 from starseq.data.manifest import ManifestError, Progress, Row, manifest_writer, read_manifest, rebaser
 
-__all__ = ["Counts", "Places", "places_of", "state_of", "stream"]
+__all__ = ["WHOLE", "Counts", "Places", "Shard", "places_of", "shard_of", "state_of", "stream"]
 
-_FLUSH_EVERY = 20
+_LARGEST_BLOCK, _FEWEST_BLOCKS = 64, 64
 
 Record = dict[str, Any]
+Work = Callable[[runs.Emission], "Record | Callable[[], Record]"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,56 @@ def places_of(run: runs.Run, row: Row) -> Places:
     return Places("columns", run.stride * (width / scaled if scaled and width else 1.0))
 
 
+@dataclass(frozen=True)
+class Shard:
+    """The part of a job that one process does: number `index` of `count`, from 1 on.
+
+    Rows are dealt out in blocks, in turn: block b goes to shard b mod count. A block is so many rows in a row as `block` says
+    of all of them: at most 64, and fewer where there are few, so that 64 shards have something to do.
+
+    >>> Shard.parse("2/3"), str(Shard(2, 3))
+    (Shard(index=2, count=3), '2-of-3')
+    >>> Shard.block(18), Shard.block(1000), Shard.block(10**6)
+    (1, 15, 64)
+    """
+
+    index: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.index <= self.count:
+            raise ValueError(
+                f"shard: {self.index}/{self.count} is not one of 1/{self.count} to {self.count}/{self.count}"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.index}-of-{self.count}"
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """``i/n``; anything else is a `ValueError`."""
+        index, slash, count = text.partition("/")
+        if not (slash and index.isdecimal() and count.isdecimal() and int(count)):
+            raise ValueError(f"shard: {text!r} does not read like 2/4, the second of four")
+        return cls(int(index), int(count))
+
+    @staticmethod
+    def block(rows: int) -> int:
+        return max(1, min(_LARGEST_BLOCK, rows // _FEWEST_BLOCKS))
+
+
+WHOLE = Shard(1, 1)
+
+
+def shard_of(position: int, rows: int, count: int) -> int:
+    """Which of `count` shards, from 0 on, has the row at `position` of all `rows`.
+
+    >>> [shard_of(position, 6, 4) for position in range(6)]
+    [0, 1, 2, 3, 0, 1]
+    """
+    return position // Shard.block(rows) % count
+
+
 def state_of(path: str | os.PathLike[str]) -> list[Any]:
     """What tells one state of a file from another without reading it."""
     state = os.stat(path)
@@ -64,11 +117,15 @@ def stream(
     run: runs.Run,
     manifest: str | os.PathLike[str],
     target: str | os.PathLike[str],
-    work: Callable[[runs.Emission], Record],
+    work: Work,
     write: Callable[[Iterator[Record]], None],
     *,
     settings: Mapping[str, Any],
-    split: str | None = None,
+    split: str | Collection[str] | None = None,
+    prepare: Callable[[Row], Row] | None = None,
+    shard: Shard = WHOLE,
+    failed: Path | None = None,
+    in_flight: int = 0,
     device: str = "cpu",
     root: str | os.PathLike[str] | None = None,
     skip_bad: bool = False,
@@ -76,93 +133,131 @@ def stream(
 ) -> Counts:
     """`work` on the emissions of every row, and `write` the records to `target` when all are there.
 
-    Records go to a hidden file beside `target` as they come. A job with the same run, manifest and settings that finds one goes
-    on behind its last whole line; with others it begins anew. A row for which `work` raises ValueError is listed in
+    Rows are those of `split`, one or several (None: all), changed by `prepare`, and of them the `shard`. They go through the
+    model block by block, so that what a row gets depends on its block alone: on no shard, and on no stop. The records of a block
+    go to a hidden file beside `target`. A job with the same run, manifest and settings that finds one goes on behind its last
+    whole block; with others it begins anew. `work` may give a function in place of a record, for what other processes do: it is
+    called when `in_flight` more rows are under way. A row for which either raises ValueError is listed in `failed`,
     ``failed.jsonl`` beside `target`; a file that cannot be read raises, or with `skip_bad` is listed too. Paths in
     `Emission.row` are relative to the folder of `target`.
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial, wanted, rest = (target.with_name(f".{target.name}.{part}") for part in ("partial", "settings", "rest"))
+    chosen = None if split is None else [split] if isinstance(split, str) else list(split)
+    total = sum(1 for _ in _rows_of(manifest, chosen))
+    if not total:
+        raise DataError(f"{os.fspath(manifest)}: no row is in the split {' or '.join(map(repr, chosen or ()))}")
+    size, rebase = Shard.block(total), rebaser(manifest, rest)
     key = json.dumps(
         {
             "model": state_of(run.folder / "model.safetensors"),
             "manifest": state_of(manifest),
-            "split": split,
+            "split": chosen,
+            "shard": str(shard),
+            "block": size,
             **settings,
         },
         sort_keys=True,
     )
     if not (partial.exists() and wanted.exists() and wanted.read_text() == key):
+        partial.unlink(missing_ok=True)  # first: killed in between, old records must not pass for new ones
         write_text(wanted, key)
-        partial.unlink(missing_ok=True)
-    ids, length = _taken_up(partial)
+    mine = sum(shard_of(position, total, shard.count) == shard.index - 1 for position in range(total))
+    done, length = _taken_up(partial, size, mine)
+    inside = Path(manifest).parent if root is None else root
     try:
         with open(partial, "ab") as file:
             file.truncate(length)
-            while True:
-                total = _write_rest(manifest, rest, split, ids)
-                if total == len(ids):
-                    break
-                inside = Path(manifest).parent if root is None else root
-                try:
-                    _go_on(run, rest, file, work, ids, total, device=device, root=inside, progress=progress)
-                except ManifestError as error:
-                    row = next((row for row in read_manifest(rest, labelled=False) if row.line == error.line), None)
-                    if row is None or not skip_bad:
-                        raise ManifestError(manifest, _line_of(manifest, row), error.reason) from None
-                    _append(file, {"failed": {"id": row.id, "reason": error.reason}})
-                    ids.add(row.id)
-        failed = _write_failed(partial, target.with_name("failed.jsonl"))
+            for rows in islice(_blocks(_rows_of(manifest, chosen), size, shard), -(-done // size), None):
+                bad: dict[str, str] = {}
+                records: dict[str, Record] = {}
+                while len(records) < len(rows):
+                    good = [row for row in rows if row.id not in bad]
+                    with manifest_writer(rest, labelled=False, checked=True) as writer:
+                        for row in good:
+                            writer.write(rebase(row if prepare is None else prepare(row)))
+                    # Anew after a bad file: in a batch that it broke up, the other rows would get other bits.
+                    records = {id: _failure(id, reason) for id, reason in bad.items()}
+                    try:
+                        for id, record in _worked(run, rest, work, in_flight, device, inside) if good else ():
+                            records[id] = record
+                            if progress is not None:
+                                progress(done + len(records), mine)
+                    except ManifestError as error:
+                        row = good[error.line - 1]
+                        if not skip_bad:
+                            raise ManifestError(manifest, row.line, error.reason) from None
+                        bad[row.id] = error.reason
+                file.write(b"".join(_line(records[row.id]) for row in rows))
+                file.flush()
+                os.fsync(file.fileno())
+                done += len(rows)
+        count = _write_failed(partial, target.with_name("failed.jsonl") if failed is None else failed)
         write(record["done"] for record in _records(partial) if "done" in record)
     finally:
         rest.unlink(missing_ok=True)
     partial.unlink()
     wanted.unlink()
-    return Counts(len(ids) - failed, failed)
+    return Counts(mine - count, count)
 
 
-def _go_on(
-    run: runs.Run, rest: Path, file: BinaryIO, work: Callable[[runs.Emission], Record], ids: set[str], total: int, *,
-    device: str, root: str | os.PathLike[str], progress: Progress | None,
-) -> None:  # fmt: skip
-    unflushed = 0
+def _worked(
+    run: runs.Run, rest: Path, work: Work, in_flight: int, device: str, root: str | os.PathLike[str]
+) -> Iterator[tuple[str, Record]]:
+    """The records of the rows in `rest`, in order, each with its id."""
+    waiting: deque[tuple[str, Callable[[], Record]]] = deque()
     for emission in runs.emissions(run, rest, device=device, root=root):
+        waiting.append((emission.id, _begun(work, emission)))
+        if len(waiting) > in_flight:
+            id, record = waiting.popleft()
+            yield id, record()
+    for id, record in waiting:
+        yield id, record()
+
+
+def _begun(work: Work, emission: runs.Emission) -> Callable[[], Record]:
+    """Begins the work on a row, and gives what waits for its record: done, or failed."""
+    try:
+        result = work(emission)
+    except ValueError as error:
+        failure = _failure(emission.id, error)
+        return lambda: failure
+
+    def record() -> Record:
         try:
-            record = {"done": work(emission)}
+            return {"done": result() if callable(result) else result}
         except ValueError as error:
-            record = {"failed": {"id": emission.id, "reason": " ".join(str(error).split())}}
-        _append(file, record)
-        ids.add(emission.id)
-        unflushed += 1
-        if unflushed == _FLUSH_EVERY:
-            file.flush()
-            os.fsync(file.fileno())
-            unflushed = 0
-        if progress is not None:
-            progress(len(ids), total)
+            return _failure(emission.id, error)
+
+    return record
 
 
-def _append(file: BinaryIO, record: Record) -> None:
-    file.write(json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+def _failure(id: str, reason: object) -> Record:
+    return {"failed": {"id": id, "reason": " ".join(str(reason).split())}}
 
 
-def _taken_up(partial: Path) -> tuple[set[str], int]:
-    """The ids that a stopped job has done, and the bytes that they take."""
-    ids: set[str] = set()
-    length = 0
+def _line(record: Record) -> bytes:
+    return json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def _taken_up(partial: Path, block: int, rows: int) -> tuple[int, int]:
+    """How many of the `rows` a stopped job has done, in whole blocks, and the bytes that they take."""
+    ends = [0]
     if partial.exists():
         with open(partial, "rb") as file:
             for line in file:
-                if not line.endswith(b"\n"):
-                    break
                 try:
-                    (record,) = json.loads(line).values()
+                    json.loads(line)
                 except ValueError:
                     break
-                ids.add(record["id"])
-                length += len(line)
-    return ids, length
+                if not line.endswith(b"\n"):
+                    break
+                ends.append(ends[-1] + len(line))
+    done = min(len(ends) - 1, rows)
+    if done < rows:
+        done -= done % block
+    return done, ends[done]
 
 
 def _records(partial: Path) -> Iterator[Record]:
@@ -170,32 +265,27 @@ def _records(partial: Path) -> Iterator[Record]:
         yield from map(json.loads, file)
 
 
-def _write_rest(manifest: str | os.PathLike[str], rest: Path, split: str | None, done: set[str]) -> int:
-    """Write the rows that are still to do, their paths seen from the folder of `rest`; the number of all rows."""
-    rebase = rebaser(manifest, rest)
-    total = 0
-    with manifest_writer(rest, labelled=False, checked=True) as writer:
-        for row in read_manifest(manifest, labelled=False):
-            if split is None or row.get("split") == split:
-                total += 1
-                if row.id not in done:
-                    writer.write(rebase(row))
-    if not total:
-        raise DataError(f"{os.fspath(manifest)}: no row is in the split {split!r}")
-    return total
+def _rows_of(manifest: str | os.PathLike[str], splits: Collection[str] | None) -> Iterator[Row]:
+    return (
+        row for row in read_manifest(manifest, labelled=False) if splits is None or row.get("split") in splits
+    )  # fmt: skip
 
 
-def _line_of(manifest: str | os.PathLike[str], wanted: Row | None) -> int:
-    rows = read_manifest(manifest, labelled=False)
-    return next((row.line for row in rows if wanted is not None and row.id == wanted.id), 0)
+def _blocks(rows: Iterator[Row], size: int, shard: Shard) -> Iterator[list[Row]]:
+    """The blocks of a shard."""
+    number = 0
+    while block := list(islice(rows, size)):
+        if number % shard.count == shard.index - 1:
+            yield block
+        number += 1
 
 
 def _write_failed(partial: Path, path: Path) -> int:
-    """``failed.jsonl``, even if none failed, so that an old one never passes for new. How many they are."""
+    """The rows that failed, even if none did, so that an old file never passes for new. How many they are."""
     count = 0
     with atomic_writer(path) as file:
         for record in _records(partial):
             if "failed" in record:
-                _append(file, record["failed"])
+                file.write(_line(record["failed"]))
                 count += 1
     return count

@@ -152,7 +152,7 @@ class BeamReader:
     def read_rescored(self, run: Run, manifest: Path, split: str | None) -> dict[str, str]:
         """The best text of every row after rescoring, by id."""
         assert self.rescore_lm is not None
-        alpha, beta = self._weights(run, "rescore", self.rescore_lm, self.rescore_alpha, self.rescore_beta)
+        alpha, beta = self.weights(run, "rescore", self.rescore_lm, self.rescore_alpha, self.rescore_beta)
         scorer = scorer_of(run, self.rescore_lm, lexicon=self.lexicon is not None, device=self.device)
         lists = self._lists(run, manifest, split)
         found = rescore(
@@ -161,7 +161,7 @@ class BeamReader:
         return {nbest.id: best(nbest).text for nbest in found}
 
     def _lists(self, run: Run, manifest: Path, split: str | None) -> list[NBest]:
-        alpha, beta = self._weights(run, "beam", self.lm, self.alpha, self.beta)
+        alpha, beta = self.weights(run, "beam", self.lm, self.alpha, self.beta)
         search = search_of(run, lm=self.lm, lexicon=self.lexicon, alpha=alpha, beta=beta, beam=self.beam)
         root = data_root(run.recipe, run.folder) if self.root is None and manifest == run.manifest else self.root
         cache = cached_emissions(
@@ -169,9 +169,10 @@ class BeamReader:
         )
         return nbest_lists(search, cache, run.folder / CACHE, workers=self.workers, progress=self.progress)
 
-    def _weights(
+    def weights(
         self, run: Run, method: str, lm: str | os.PathLike[str] | None, alpha: float | None, beta: float | None
     ) -> tuple[float, float]:
+        """alpha and beta, each as given or else as `starseq tune` found it for this method, ``beam`` or ``rescore``, and model."""
         if alpha is not None and beta is not None:
             return alpha, beta
         tuned = read_tuned(run.folder).get(method)

@@ -82,11 +82,15 @@ def train(
     return result
 
 
+MADE = "manifest.jsonl"
+"""what a recipe's own corpus is made as; a missing manifest of another name is a mistake"""
+
+
 def build_loop(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resume: bool = False) -> Loop:
     """The loop of a run, ready to go: data read and checked, model built, and, with `resume`, the checkpoint loaded."""
     say = hooks.message or (lambda sentence: None)
     data, root = recipe.data, layout.data_root(recipe, folder)
-    if fabric.global_rank == 0 and data.corpus is not None and not (root / data.manifest).exists():
+    if fabric.global_rank == 0 and data.corpus is not None and data.manifest == MADE and not (root / MADE).exists():
         with writing(folder, None):
             corpora.load(data.corpus.name)(root, **data.corpus.settings)
     fabric.barrier()

@@ -30,7 +30,7 @@ def build(
 
 
 class ConvReader(nn.Module):
-    """Pre-norm residual convolutions: x + conv(relu(norm(x))), no norm over time, so nothing looks at the padding."""
+    """Pre-norm residual convolutions: x + relu(conv(norm(x))), no norm over time, so nothing looks at the padding."""
 
     def __init__(
         self, inputs: int, outputs: int, stride: int, width: int, kernel: int, layers: int, dropout: float
@@ -47,6 +47,7 @@ class ConvReader(nn.Module):
         """x (B, T, F), lengths (B,) -> logits (B, T', V), lengths' (B,)."""
         frames = -(-x.shape[1] // self.stride)
         x, lengths = self.first(x, lengths)
+        x = F.relu(x)
         for norm, conv in zip(self.norms[:-1], self.convs, strict=True):
-            x = x + self.dropout(conv(F.relu(norm(x)), lengths)[0])
-        return self.output(F.relu(self.norms[-1](x))[:, :frames]), lengths
+            x = x + self.dropout(F.relu(conv(norm(x), lengths)[0]))
+        return self.output(self.norms[-1](x)[:, :frames]), lengths

@@ -1,0 +1,87 @@
+"""`starseq pseudo`: pseudo-labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from starseq.cli._app import app, progress_bar
+
+
+@app.command()
+def pseudo(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `starseq train`: the teacher.")],
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Rows to label, with partial labels or none.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Manifest to write.")],
+    kind: Annotated[
+        Literal["plain", "keep-known", "confident"],
+        typer.Option(help="What becomes of known labels, and of labels that are not sure: see below."),
+    ],
+    threshold: Annotated[float, typer.Option(help="Confident: labels below become gaps again.")] = 0.9,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(help="Label this split; may be repeated.", show_default="what the run was trained on"),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")] = "auto",
+    root: Annotated[
+        Path | None, typer.Option(help="No path may lead out of this folder.", show_default="the manifest's folder")
+    ] = None,
+    lm: Annotated[
+        Path | None,
+        typer.Option(help="n-gram model of the search: ARPA, plain or .gz; if plain, also KenLM's binary."),
+    ] = None,
+    lexicon: Annotated[
+        Path | None, typer.Option(help="Plain: words that a model of letters is held to, one a line.")
+    ] = None,
+    rescore: Annotated[
+        Path | None,
+        typer.Option(help="Language model that reorders the n best: ours, Hugging Face's, or ARPA."),
+    ] = None,
+    alpha: Annotated[float | None, typer.Option(help="Weight of --lm.", show_default="as tuned")] = None,
+    beta: Annotated[float | None, typer.Option(help="Weight of the length.", show_default="as tuned")] = None,
+    rescore_alpha: Annotated[float | None, typer.Option(help="Weight of --rescore.", show_default="as tuned")] = None,
+    rescore_beta: Annotated[float | None, typer.Option(help="Weight of the length.", show_default="as tuned")] = None,
+    rescore_unit: Annotated[Literal["char", "word"], typer.Option(help="What --rescore-beta counts.")] = "char",
+    beam: Annotated[
+        int | None,
+        typer.Option(
+            help="Hypotheses that the search keeps after each frame.", show_default="500 if plain, 100 otherwise"
+        ),
+    ] = None,
+    beam_tokens: Annotated[int, typer.Option(help="Tokens of each frame that extend them.")] = 50,
+    workers: Annotated[int, typer.Option(help="Processes that search; 0 is this one alone.")] = 2,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="List files that cannot be read among the failed, and go on.")
+    ] = False,
+    shard: Annotated[
+        str | None, typer.Option(metavar="I/N", help="Do only this of N parts, on any machine, in any order.")
+    ] = None,
+    merge: Annotated[
+        int | None, typer.Option(metavar="N", help="Join N shards that are done; all other options as with them.")
+    ] = None,
+) -> None:
+    """Label a training manifest with a trained run, so that another model can train on it.
+
+    plain: reads as if no label was known: greedily, or with --lm, --lexicon or --beam by beam search. keep-known: the best
+    transcript that contains the known labels. confident: the same, and labels that were added with a confidence below
+    --threshold become gaps again, for a student that trains with STC. --rescore reorders the n best of any search.
+
+    Rows of other splits are copied, so that FILE can be trained on as it is. Beside it, .summary.json counts, and
+    .failed.jsonl lists the rows in which nothing was read. A job that was stopped goes on where it was.
+    """
+    from starseq.jobs import pseudo as job
+    from starseq.jobs._stream import Shard
+
+    with progress_bar("Labelling" if merge is None else "Merging") as progress:
+        summary = job.pseudo(
+            run, manifest, out, kind=kind, threshold=threshold, splits=split or (), lm=lm, lexicon=lexicon,
+            rescore=rescore, alpha=alpha, beta=beta, rescore_alpha=rescore_alpha, rescore_beta=rescore_beta,
+            rescore_unit=rescore_unit, beam=beam, beam_tokens=beam_tokens, workers=workers, device=device, root=root,
+            skip_bad=skip_bad, shard=None if shard is None else Shard.parse(shard), merge=merge, progress=progress,
+        )  # fmt: skip
+    typer.echo(summary.report())
+    if summary.failed:
+        failed = summary.target.with_name(f"{summary.target.stem}.failed.jsonl")
+        typer.echo(f"starseq: {summary.failed:,} rows failed, see {failed}", err=True)

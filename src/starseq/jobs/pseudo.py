@@ -1,0 +1,642 @@
+"""`starseq pseudo`: a run labels a training manifest, and another model may train on what it says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from dataclasses import replace as changed
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from numpy.typing import NDArray
+
+from starseq import criteria, runs
+from starseq.data.drop import Dropper, drop_labels
+from starseq.data.errors import DataError
+from starseq.data.files import write_text
+from starseq.data.manifest import Progress, Row, manifest_writer, read_manifest, rebaser
+from starseq.decode.beam import Beam, BeamSearch
+from starseq.decode.complete import check_search, complete
+from starseq.decode.confidence import Judge
+from starseq.decode.greedy import greedy
+from starseq.decode.nbest import Hypothesis, NBest, best
+from starseq.decode.ngram_automaton import NGramAutomaton
+from starseq.decode.rescore import rescore as rescored
+from starseq.decode.workers import work_ahead
+from starseq.jobs._stream import WHOLE, Shard, shard_of, stream
+from starseq.jobs.decode import BeamReader, scorer_of, search_of
+from starseq.jobs.evaluate import Scores, device_of
+from starseq.lm import Scorer
+from starseq.runs.folder import MODEL, data_root
+from starseq.text.error_rate import ErrorCounts
+from starseq.text.gaps import Partial, Unit, escape, has_gap, parse, render
+from starseq.text.tokeniser import Tokeniser
+
+__all__ = ["KINDS", "Kind", "Summary", "pseudo"]
+
+Kind = Literal["plain", "keep-known", "confident"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+BINS = 20
+
+_BEAM, _COMPLETION_BEAM, _NBEST = 500, 100, 512
+"""as `starseq evaluate` and `starseq complete` have them"""
+
+PathLike = str | os.PathLike[str]
+
+
+# --- what comes out ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tally:
+    """What adds up over rows, and so over shards."""
+
+    labels: Counter[str] = field(default_factory=Counter)
+    """known, added, taken out, and those that were known but are outside of the run's vocabulary"""
+    scores: dict[str, Scores] = field(default_factory=dict)
+    """of the labels that there were, "partial", and that there are now, "pseudo", against the complete texts"""
+
+    def add(self, labels: Mapping[str, int], scores: Mapping[str, Scores]) -> None:
+        self.labels.update(labels)
+        for name, more in scores.items():
+            self.scores[name] = _sum(self.scores[name], more) if name in self.scores else more
+
+
+@dataclass
+class Summary:
+    """What `pseudo` did, as in ``OUT.summary.json``."""
+
+    target: Path
+    settings: dict[str, Any]
+    done: int = 0
+    failed: int = 0
+    other: int = 0
+    """rows of other splits, as they were"""
+    total: float = 0.0
+    """of the confidences of rows"""
+    histogram: list[int] = field(default_factory=lambda: [0] * BINS)
+    """rows by confidence: bin i from i / 20 to (i + 1) / 20, the last one 1.0 too"""
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def rows(self) -> int:
+        """that were to be labelled: done and failed"""
+        return self.done + self.failed
+
+    @property
+    def confidence(self) -> float | None:
+        """The mean over the rows that were labelled."""
+        return self.total / self.done if self.done else None
+
+    def add(self, row: Row) -> None:
+        self.done += 1
+        self.total += row["confidence"]
+        self.histogram[min(int(BINS * row["confidence"]), BINS - 1)] += 1
+
+    def to_dict(self) -> dict[str, Any]:
+        mean = self.confidence
+        return {
+            "rows": {"in": self.rows, "out": self.done, "failed": self.failed, "other": self.other},
+            "labels": {name: self.tally.labels[name] for name in ("known", "added", "taken_out", "outside_vocabulary")},
+            "confidence": {"mean": None if mean is None else round(mean, 4), "histogram": self.histogram},
+            "errors": {name: scores.to_dict() for name, scores in sorted(self.tally.scores.items())},
+            "settings": self.settings,
+        }
+
+    def report(self) -> str:
+        """A few lines of text."""
+        labels, mean = self.tally.labels, self.confidence
+        lines = [f"{self.target}: {self.done:,} of {self.rows:,} rows labelled, {self.other:,} rows of other splits"]
+        parts = [f"{labels['known']:,} known", f"{labels['added']:,} added"]
+        if "threshold" in self.settings:
+            parts.append(f"{labels['taken_out']:,} below {self.settings['threshold']:g} taken out")
+        if labels["outside_vocabulary"]:
+            parts.append(f"{labels['outside_vocabulary']:,} were known but are outside of the run's vocabulary")
+        lines.append(f"labels: {', '.join(parts)}; mean confidence {'-' if mean is None else f'{mean:.4f}'}")
+        for name, scores in sorted(self.tally.scores.items()):
+            rates = f"WER {scores.words.percent:.2f} %, CER {scores.characters.percent:.2f} %"
+            lines.append(f"{name} labels: {rates} on {scores.sentences:,} rows with a complete text")
+        return "\n".join(lines)
+
+
+def _sum(one: Scores, other: Scores) -> Scores:
+    return Scores(
+        one.words + other.words, one.characters + other.characters, one.right + other.right,
+        one.sentences + other.sentences,
+    )  # fmt: skip
+
+
+# --- the job ----------------------------------------------------------------------------------------------------------
+
+
+def pseudo(
+    folder: PathLike,
+    manifest: PathLike,
+    target: PathLike,
+    *,
+    kind: Kind,
+    threshold: float = 0.9,
+    splits: Sequence[str] = (),
+    lm: PathLike | None = None,
+    lexicon: PathLike | None = None,
+    rescore: PathLike | None = None,
+    alpha: float | None = None,
+    beta: float | None = None,
+    rescore_alpha: float | None = None,
+    rescore_beta: float | None = None,
+    rescore_unit: Unit = "char",
+    beam: int | None = None,
+    beam_tokens: int = 50,
+    workers: int = 0,
+    device: str = "auto",
+    root: PathLike | None = None,
+    skip_bad: bool = False,
+    shard: Shard | None = None,
+    merge: int | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Label rows of `manifest` with the run in `folder`, and write all rows to the manifest `target`.
+
+    Labelled are the rows of `splits`, by default the run's training splits (all rows of a manifest that has no splits); others
+    are copied. `kind`: "plain" reads them as if nothing was known: greedily, or with `lm`, `lexicon`, `beam` or `beta` by beam
+    search. "keep-known" takes the best transcript that contains the known labels. "confident" takes it too, and makes gaps of
+    added labels with a confidence below `threshold`. `rescore` reorders the n best of either search. Weights that are None are
+    those of ``tuned.json``. Where `manifest` is the run's own and its recipe drops labels on the fly, what it dropped is unknown
+    here too.
+
+    A row gets `text`, `gaps`, `text_partial`, `confidence`, `token_confidence` and `source` (docs/pseudo-labels.md). A row
+    without a label in the end is listed in ``STEM.failed.jsonl``; a file that cannot be read raises, or with `skip_bad` is
+    listed too. ``STEM.summary.json`` counts. A job that was stopped goes on where it was.
+
+    `shard` does a part, into ``STEM.1-of-4.jsonl`` and so on; with `merge` the parts of so many shards become `target`, to the
+    byte what one job writes. All other arguments have to be the same; if not, or if a shard is not whole, `DataError` says so.
+    """
+    target, run = Path(target), runs.load(folder)
+    if kind not in KINDS:
+        raise ValueError(f"kind: {kind!r} is none of {', '.join(KINDS)}")
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"threshold: {threshold} is not a confidence from 0 to 1")
+    if merge is not None and (shard is not None or merge < 1):
+        raise ValueError("merge: the number of shards that are done, without a shard to do")
+    if os.path.realpath(target) == os.path.realpath(manifest):
+        raise DataError(f"{target}: this is the manifest to be labelled; choose another name for the result")
+    own = _is_own(run, manifest)
+    chosen = _splits(run, manifest, splits)
+    dropper = run.recipe.dropper() if own else None
+    reader = BeamReader(
+        lm, lexicon, rescore, alpha, beta, rescore_alpha, rescore_beta, rescore_unit, device=device_of(device)
+    )
+    method = _method(run, reader, kind, beam, beam_tokens)
+    source: dict[str, Any] = {
+        "run": Path(os.path.realpath(folder)).name,
+        "model": _hash(run.folder / MODEL)[:16],
+        "kind": kind,
+        **({"threshold": threshold} if kind == "confident" else {}),
+        **method.settings,
+        "starseq": version("starseq"),
+    }
+    dropped = None if dropper is None else asdict(dropper)
+    settings = {**source, "manifest": _hash(manifest)[:16], "splits": chosen, "drop": dropped}
+    summary = Summary(target if shard is None else _beside(target, f"{shard}{target.suffix}"), settings)
+    if merge is not None:
+        parts = [_read_part(target, Shard(index, merge), summary) for index in range(1, merge + 1)]
+        return _assemble(manifest, chosen, parts, summary, progress)
+
+    failed = _beside(summary.target, "failed.jsonl")
+    processes = 0 if method.settings["method"] == "greedy" else workers
+    with work_ahead(method.make(), processes) as submit:
+        scorer = None if rescore is None else _scorer(run, reader)  # here: forked workers need none
+        label = _Labeller(run, kind, threshold, source, scorer, method.weights)
+
+        def work(emission: runs.Emission) -> Callable[[], dict[str, Any]]:
+            found = submit(emission.id, emission.log_probs.numpy(), emission.labels.numpy(), emission.open.numpy())
+            return lambda: label(emission, found())
+
+        def write(records: Iterator[dict[str, Any]]) -> None:
+            rows = _counted(records, summary.tally)
+            if shard is None:
+                _assemble(manifest, chosen, [_Part(os.fspath(target), rows, _failures(failed))], summary)
+            else:
+                _write_part(rows, summary)
+
+        stream(
+            run, manifest, summary.target, work, write, settings=settings, split=chosen, prepare=_prepare(run, dropper),
+            shard=WHOLE if shard is None else shard, failed=failed, in_flight=2 * processes, device=reader.device,
+            root=data_root(run.recipe, run.folder) if own and root is None else root, skip_bad=skip_bad,
+            progress=progress,
+        )  # fmt: skip
+    return summary
+
+
+def _is_own(run: runs.Run, manifest: PathLike) -> bool:
+    """Whether the run was trained on this manifest."""
+    data = run.recipe.data
+    return not (data.root is None and data.corpus is None) and (
+        os.path.realpath(run.manifest) == os.path.realpath(manifest)
+    )
+
+
+def _splits(run: runs.Run, manifest: PathLike, wanted: Sequence[str]) -> list[str] | None:
+    """The splits to label; None for all of a manifest that has no splits."""
+    there = {row.get("split") for row in read_manifest(manifest, labelled=False)}
+    chosen = list(dict.fromkeys(wanted or run.recipe.data.splits.train))
+    if not wanted and there == {None}:
+        return None
+    found = [split for split in chosen if split in there]
+    if not found or (wanted and len(found) < len(chosen)):
+        missing = next(split for split in chosen if split not in there)
+        names = ", ".join(sorted(split for split in there if split)) or "none"
+        raise DataError(f"{os.fspath(manifest)}: no row of split {missing!r} (there are {names})")
+    return found
+
+
+def _prepare(run: runs.Run, dropper: Dropper | None) -> Callable[[Row], Row] | None:
+    """Rows of the training splits as training saw them."""
+    splits = run.recipe.data.splits.train
+    return None if dropper is None else lambda row: dropper(row).row if row.get("split") in splits else row
+
+
+def _beside(target: Path, ending: str) -> Path:
+    """A file that belongs to `target`.
+
+    >>> _beside(Path("out/labels.jsonl"), "2-of-3.jsonl").as_posix()
+    'out/labels.2-of-3.jsonl'
+    """
+    return target.with_name(f"{target.stem}.{ending}")
+
+
+def _hash(path: PathLike) -> str:
+    """SHA-256 of a file, or of the files of a folder with their names: the same on every machine."""
+    path = Path(path)
+    if path.is_dir():
+        names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+        return hashlib.sha256("".join(f"{name} {_hash(path / name)}\n" for name in names).encode()).hexdigest()
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+# --- reading: transcripts of an utterance, best first -----------------------------------------------------------------
+
+
+class _Candidate(NamedTuple):
+    """A transcript, and which of its tokens are labels that were known."""
+
+    hyp: Hypothesis
+    known: tuple[bool, ...]
+
+
+Array = NDArray[Any]
+_Read = Callable[[str, Array, Array, Array], list[_Candidate]]
+"""(id, log_probs (T, V), labels (U,), open gaps (U + 1,)) -> candidates, best first; runs in other processes"""
+
+
+class _Method(NamedTuple):
+    settings: dict[str, Any]
+    """the name of the method, and all that decides what it reads"""
+    weights: tuple[float, float]
+    """of rescoring"""
+    make: Callable[[], _Read]
+
+
+@dataclass(frozen=True)
+class _Greedy:
+    tokeniser: Tokeniser
+    merge_repeats: bool
+
+    def __call__(self, id: str, log_probs: Array, labels: Array, gaps: Array) -> list[_Candidate]:
+        frames = torch.from_numpy(log_probs)
+        (tokens,) = greedy(frames[None], torch.tensor([len(frames)]), merge_repeats=self.merge_repeats)
+        return [_unknown(Hypothesis(self.tokeniser.decode(tokens), tuple(tokens), 0.0, 0.0, len(tokens)))]
+
+
+@dataclass(frozen=True)
+class _Search:
+    search: BeamSearch
+
+    def __call__(self, id: str, log_probs: Array, labels: Array, gaps: Array) -> list[_Candidate]:
+        return list(map(_unknown, self.search.nbest(id, log_probs).hyps))
+
+
+@dataclass(frozen=True)
+class _Completion:
+    tokeniser: Tokeniser
+    lm: NGramAutomaton | None
+    settings: Mapping[str, Any]
+
+    def __call__(self, id: str, log_probs: Array, labels: Array, gaps: Array) -> list[_Candidate]:
+        frames, known, is_open = map(torch.from_numpy, (log_probs, labels, gaps))
+        found = complete(frames, known, is_open, lm=self.lm, normalized=False, judged=False, **self.settings)
+        return [
+            _Candidate(
+                Hypothesis(self.tokeniser.decode(one.labels), one.labels, one.am, one.lm, len(one.labels)),
+                tuple(token.known for token in one.tokens),
+            )
+            for one in found
+        ]
+
+
+def _unknown(hyp: Hypothesis) -> _Candidate:
+    return _Candidate(hyp, (False,) * len(hyp.tokens))
+
+
+def _method(run: runs.Run, reader: BeamReader, kind: Kind, beam: int | None, beam_tokens: int) -> _Method:
+    """The method that the options ask for, with its weights: those given, else those tuned."""
+    reader.methods()  # raises where a weight has no language model
+    merge = criteria.merges_repeats(run.criterion)
+    plain = kind == "plain"
+    asked = (reader.lm, reader.lexicon, reader.rescore_lm, reader.beta, beam)
+    if plain and all(option is None for option in asked):
+        return _Method({"method": "greedy"}, (0.0, 0.0), lambda: _Greedy(run.tokeniser, merge))
+    if not plain and reader.lexicon is not None:
+        raise ValueError(f"lexicon: a transcript of the kind {kind!r} is held to the known labels, not to a lexicon")
+    alpha, beta = reader.weights(run, "beam", reader.lm, reader.alpha, reader.beta)
+    size = beam if beam is not None else _BEAM if plain else _COMPLETION_BEAM
+    nbest = 1 if reader.rescore_lm is None else min(_NBEST, size)
+    settings: dict[str, Any] = {
+        "method": "beam" if plain else "completion", "beam": size, "beam_tokens": beam_tokens, "alpha": alpha, "beta": beta,
+        "lm": _named(reader.lm), "lexicon": _named(reader.lexicon),
+    }  # fmt: skip
+    weights = (0.0, 0.0)
+    if reader.rescore_lm is not None:
+        weights = reader.weights(run, "rescore", reader.rescore_lm, reader.rescore_alpha, reader.rescore_beta)
+        settings["rescore"] = {"lm": _named(reader.rescore_lm), "alpha": weights[0], "beta": weights[1]}
+        settings["rescore"] |= {"unit": reader.rescore_unit, "nbest": nbest}
+    settings = {name: value for name, value in settings.items() if value is not None}
+
+    def search() -> _Read:
+        limits = Beam(size=size, tokens=beam_tokens, nbest=nbest)
+        return _Search(search_of(run, lm=reader.lm, lexicon=reader.lexicon, alpha=alpha, beta=beta, beam=limits))
+
+    def completion() -> _Read:
+        tokens = run.tokeniser.vocabulary.tokens
+        lm = None if reader.lm is None else NGramAutomaton(reader.lm, tokens)
+        check_search(size, 0.0, beam_tokens, nbest, lm, alpha, beta, len(tokens))
+        return _Completion(
+            run.tokeniser, lm, {
+                "merge_repeats": merge, "beam": size, "tokens_per_frame": beam_tokens, "nbest": nbest, "alpha": alpha,
+                "beta": beta,
+            },
+        )  # fmt: skip
+
+    return _Method(settings, weights, search if plain else completion)
+
+
+def _named(path: PathLike | None) -> str | None:
+    """A file's name and hash, for provenance."""
+    return None if path is None else f"{Path(path).name} {_hash(path)[:16]}"
+
+
+def _scorer(run: runs.Run, reader: BeamReader) -> Scorer:
+    assert reader.rescore_lm is not None
+    return scorer_of(run, reader.rescore_lm, lexicon=reader.lexicon is not None, device=reader.device)
+
+
+# --- a row ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Labeller:
+    """Makes the record of a row: the row itself, and what the summary counts."""
+
+    run: runs.Run
+    kind: Kind
+    threshold: float
+    source: Mapping[str, Any]
+    scorer: Scorer | None
+    weights: tuple[float, float]
+
+    def __call__(self, emission: runs.Emission, candidates: Sequence[_Candidate]) -> dict[str, Any]:
+        winner = self._winner(emission.id, candidates)
+        unit = self.run.tokeniser.unit
+        judge = Judge(emission.log_probs, merge_repeats=criteria.merges_repeats(self.run.criterion))
+        sure = judge(winner.hyp.tokens, [not known for known in winner.known]).confidence
+        labels = _labels(self.run.tokeniser, winner, sure)
+        kept = [label.known or self.kind != "confident" or label.confidence >= self.threshold for label in labels]
+        text = escape(winner.hyp.text)
+        if not all(kept):
+            closed = Partial(tuple(label.text for label in labels), (False,) * (len(labels) + 1))
+            left = drop_labels(closed, kept)
+            text = render(left.labels, unit, left.open)
+        labels = [label for label, is_kept in zip(labels, kept, strict=True) if is_kept]
+        if not labels:
+            raise ValueError(
+                "nothing was read" if all(kept) else f"nothing was read with confidence {self.threshold:g}"
+            )
+        added = [label.confidence for label in labels if not label.known]
+        row = emission.row.replace(
+            text=text, gaps="marked", text_partial=emission.row.text, confidence=round(_mean(added), 4),
+            token_confidence=[None if label.known else round(label.confidence, 4) for label in labels],
+            source=self.source,
+        )  # fmt: skip
+        return {
+            "row": row.fields,
+            "labels": {
+                "known": len(labels) - len(added), "added": len(added), "taken_out": len(kept) - len(labels),
+                "outside_vocabulary": self._outside(emission.row),
+            },
+            "scores": self._scores(emission, text),
+        }  # fmt: skip
+
+    def _winner(self, id: str, candidates: Sequence[_Candidate]) -> _Candidate:
+        """The first, or the first after rescoring."""
+        nbest = NBest(id, tuple(candidate.hyp for candidate in candidates))
+        if self.scorer is None or len(candidates) < 2:
+            best(nbest)
+            return candidates[0]
+        unit: Unit = self.source["rescore"]["unit"]
+        (reordered,) = rescored([nbest], self.scorer, *self.weights, unit=unit)
+        tokens = best(reordered).tokens
+        return next(candidate for candidate in candidates if candidate.hyp.tokens == tokens)
+
+    def _outside(self, row: Row) -> int:
+        """Known labels that the run cannot write, and that the result therefore lacks."""
+        tokeniser = self.run.tokeniser
+        if self.kind == "plain" or tokeniser.unknown == "letters":
+            return 0
+        return len(changed(tokeniser, unknown="drop").encode(row.text).unknown)
+
+    def _scores(self, emission: runs.Emission, text: str) -> dict[str, Any]:
+        """Of the labels before and after, where the row has its complete text."""
+        full = emission.row.get("text_full")
+        if not full or has_gap(full):
+            return {}
+        normaliser = self.run.tokeniser.normaliser
+        before = emission.row.text if normaliser is None else normaliser(emission.row.text)
+        texts = {"partial": before, "pseudo": text}
+        return {name: Scores.of([emission.reference], [self._literal(text)]).to_dict() for name, text in texts.items()}
+
+    def _literal(self, text: str) -> str:
+        """The labels of a text without its marks."""
+        unit = self.run.tokeniser.unit
+        return (" " if unit == "word" else "").join(parse(text, unit).labels)
+
+
+class _Label(NamedTuple):
+    """A word or a character of a transcript."""
+
+    text: str
+    known: bool
+    confidence: float
+
+
+def _labels(tokeniser: Tokeniser, winner: _Candidate, confidence: Sequence[float]) -> list[_Label]:
+    """The labels of a transcript: its tokens, but for words that are spelled out, which are as sure as their least sure letter."""
+    labels: list[_Label] = []
+    previous = 0
+    for token, known, sure in zip(winner.hyp.tokens, winner.known, confidence, strict=True):
+        if labels and tokeniser.unknown == "letters" and " " not in (both := tokeniser.decode((previous, token))):
+            last = labels.pop()
+            letter = both.removeprefix(tokeniser.decode((previous,)))
+            labels.append(_Label(last.text + letter, last.known and known, min(last.confidence, sure)))
+        else:
+            labels.append(_Label(tokeniser.decode((token,)), known, sure))
+        previous = token
+    return labels
+
+
+def _mean(confidence: Sequence[float]) -> float:
+    """The geometric mean; 1 of none.
+
+    >>> round(_mean([0.5, 1.0]), 4), _mean([]), _mean([0.0, 1.0])
+    (0.7071, 1.0, 0.0)
+    """
+    if not all(confidence):
+        return 0.0
+    return math.exp(math.fsum(map(math.log, confidence)) / len(confidence)) if confidence else 1.0
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+class _Part:
+    """What one process has labelled: rows and failures, each in the manifest's order."""
+
+    def __init__(self, name: str, rows: Iterable[Row], failed: Iterable[Mapping[str, Any]]) -> None:
+        self.name, self._rows, self._failed = name, iter(rows), iter(failed)
+        self._row, self._failure = next(self._rows, None), next(self._failed, None)
+
+    def take(self, id: str) -> Row | Mapping[str, Any]:
+        """The row of this id, or why it failed."""
+        row, failure = self._row, self._failure
+        if row is not None and row.id == id:
+            self._row = next(self._rows, None)
+            return row
+        if failure is not None and failure["id"] == id:
+            self._failure = next(self._failed, None)
+            return failure
+        raise DataError(f"{self.name}: row {id!r} is neither there nor among the failed where the manifest has it")
+
+    def end(self) -> None:
+        """Check that nothing is left."""
+        left = self._row.id if self._row is not None else self._failure["id"] if self._failure is not None else None
+        if left is not None:
+            raise DataError(f"{self.name}: row {left!r} is not one of this manifest's")
+
+
+def _counted(records: Iterable[Mapping[str, Any]], tally: Tally) -> Iterator[Row]:
+    for record in records:
+        tally.add(record["labels"], {name: _read_scores(scores) for name, scores in record["scores"].items()})
+        yield Row(record["row"])
+
+
+def _read_scores(record: Mapping[str, Any]) -> Scores:
+    """The inverse of `Scores.to_dict`."""
+    words, characters = (ErrorCounts(**record[name]) for name in ("words", "characters"))
+    return Scores(words, characters, record["right"], record["sentences"])
+
+
+def _failures(path: Path) -> Iterator[dict[str, Any]]:
+    with open(path, "rb") as file:
+        yield from map(json.loads, file)
+
+
+def _assemble(
+    manifest: PathLike, splits: Sequence[str] | None, parts: Sequence[_Part], summary: Summary,
+    progress: Progress | None = None,
+) -> Summary:  # fmt: skip
+    """Write all rows in the manifest's order: labelled by one of the parts, or of another split and as they are."""
+
+    def is_chosen(row: Row) -> bool:
+        return splits is None or row.get("split") in splits
+
+    rebase = rebaser(manifest, summary.target)
+    total = sum(map(is_chosen, read_manifest(manifest, labelled=False)))
+    failures = []
+    with manifest_writer(summary.target, labelled=False) as writer:
+        for row in read_manifest(manifest, labelled=False):
+            if not is_chosen(row):
+                summary.other += 1
+                writer.write(rebase(row))
+                continue
+            found = parts[shard_of(summary.rows, total, len(parts))].take(row.id)
+            if isinstance(found, Row):
+                summary.add(found)
+                writer.write(found)
+            else:
+                summary.failed += 1
+                failures.append(json.dumps(found, ensure_ascii=False) + "\n")
+            if progress is not None:
+                progress(summary.rows, total)
+        for part in parts:
+            part.end()
+        # Every utterance that went in is out or among the failed; nothing is written otherwise.
+        if not (summary.done + summary.failed == total and writer.rows == summary.done + summary.other):
+            raise DataError(f"{summary.target}: {total} rows went in, {summary.done} came out, {summary.failed} failed")
+        write_text(_beside(summary.target, "failed.jsonl"), "".join(failures))
+    _save(summary)
+    return summary
+
+
+def _save(summary: Summary) -> None:
+    write_text(
+        _beside(summary.target, "summary.json"), json.dumps(summary.to_dict(), indent=1, ensure_ascii=False) + "\n"
+    )
+
+
+def _write_part(rows: Iterable[Row], summary: Summary) -> None:
+    """A shard's own files; the summary comes last and says that it is whole."""
+    _beside(summary.target, "summary.json").unlink(missing_ok=True)
+    with manifest_writer(summary.target) as writer:
+        for row in rows:
+            summary.add(row)
+            writer.write(row)
+    summary.failed = sum(1 for _ in _failures(_beside(summary.target, "failed.jsonl")))
+    _save(summary)
+
+
+def _read_part(target: Path, shard: Shard, summary: Summary) -> _Part:
+    """The files of a shard, whole and of the same settings; its counts join the summary."""
+    rows = _beside(target, f"{shard}{target.suffix}")
+    path, failed = _beside(rows, "summary.json"), _beside(rows, "failed.jsonl")
+    missing = next((file for file in (path, rows, failed) if not file.is_file()), None)
+    if missing is not None:
+        raise DataError(f"{missing}: no such file: shard {shard.index}/{shard.count} is not done")
+    try:
+        record = json.loads(path.read_text())
+        settings, counts = record["settings"], record["rows"]
+        scores = {name: _read_scores(one) for name, one in record["errors"].items()}
+        summary.tally.add(record["labels"], scores)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(f"{path}: damaged; do shard {shard.index}/{shard.count} again") from None
+    wanted = json.loads(json.dumps(summary.settings))
+    for name in dict.fromkeys((*wanted, *settings)):
+        if settings.get(name) != wanted.get(name):
+            raise DataError(
+                f"{path}: the shard was made with another {name}: {settings.get(name)!r}, and here it is {wanted.get(name)!r}"
+            )
+    lines = [sum(1 for _ in open(file, "rb")) for file in (rows, failed)]  # noqa: SIM115
+    if lines != [counts["out"], counts["failed"]]:
+        raise DataError(
+            f"{rows}: {lines[0]} rows and {lines[1]} failed, where its summary counts {counts}: do it again"
+        )
+    return _Part(os.fspath(rows), read_manifest(rows) if counts["out"] else (), _failures(failed))

@@ -1,0 +1,60 @@
+"""The confidence of every token of a given transcript is the share that brute force gives it; workers give results in order."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+
+import pytest
+import torch
+from tests.decode.test_complete import probabilities
+
+from starseq.decode.confidence import Judge
+from starseq.decode.workers import work_ahead
+
+
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("scale", [0.5, 3.0])
+def test_every_token_has_its_share(merge: bool, scale: float) -> None:
+    T, V = 4, 4
+    log_probs = (scale * torch.randn(T, V, generator=torch.Generator().manual_seed(7))).log_softmax(dim=1)
+    everything = probabilities(log_probs, merge)
+    judge = Judge(log_probs, merge_repeats=merge)
+    for n in range(T + 1):
+        for y in itertools.product(range(1, V), repeat=n):
+            log_p, confidence = judge(y)
+            if y not in everything:  # needs more frames than there are
+                assert log_p == -math.inf
+                assert confidence == (0.0,) * n
+                continue
+            assert log_p == pytest.approx(math.log(everything[y]), abs=1e-5)
+            for j, share in enumerate(confidence):
+                others = [(*y[:j], v, *y[j + 1 :]) for v in range(1, V)] + [(*y[:j], *y[j + 1 :])]
+                total = math.fsum(everything.get(other, 0.0) for other in others)
+                assert share == pytest.approx(everything[y] / total, abs=1e-5)
+
+
+def test_what_is_not_wanted_is_sure() -> None:
+    log_probs = torch.randn(5, 4, generator=torch.Generator().manual_seed(1)).log_softmax(dim=1)
+    judge = Judge(log_probs, merge_repeats=False)
+    both, one = judge([1, 2]).confidence, judge([1, 2], [False, True]).confidence
+    assert one == (1.0, both[1])
+
+
+def double(number: int) -> tuple[int, int]:
+    if number < 0:
+        raise ValueError("a number below 0")
+    return 2 * number, os.getpid()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_results_come_in_order_and_errors_as_they_were(workers: int) -> None:
+    with work_ahead(double, workers) as submit:
+        waiting = [submit(number) for number in range(6)]
+        bad = submit(-1)
+        found = [result() for result in waiting]
+        assert [value for value, _ in found] == [0, 2, 4, 6, 8, 10]
+        assert ({process for _, process in found} == {os.getpid()}) == (workers == 0)
+        with pytest.raises(ValueError, match="a number below 0"):
+            bad()

@@ -1,0 +1,500 @@
+"""`starseq pseudo`: every row that goes in comes out or is listed; shards and stopped jobs give the same bytes; students can
+train on what comes out."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.run_folder import make_run
+from tests.tiny import SETTINGS
+
+from starseq import cli, runs
+from starseq.config import load_recipe
+from starseq.data.drop import Dropper, FixedDrop
+from starseq.data.errors import DataError
+from starseq.data.manifest import Row, read_bytes, read_manifest, write_manifest
+from starseq.decode.greedy import greedy
+from starseq.decode.nbest import Hypothesis
+from starseq.jobs import _stream
+from starseq.jobs import pseudo as job
+from starseq.jobs._stream import Shard
+from starseq.jobs.drop import drop
+from starseq.jobs.evaluate import evaluate
+from starseq.jobs.train import train
+from starseq.lm.estimate import estimate
+from starseq.runs.folder import save_model
+from starseq.text.gaps import has_gap, parse, render
+from starseq.text.normalise import Normaliser
+from starseq.text.tokeniser import Tokeniser
+from starseq.text.vocabulary import Vocabulary
+from starseq.train.data import training_data, vocabulary_of
+
+LINES = 12
+OUT = ("out.jsonl", "out.summary.json", "out.failed.jsonl")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a manifest that has lost half of its labels."""
+    folder = make_run(tmp_path_factory.mktemp("runs") / "teacher", "data.drop=null", lines=LINES)
+    (full,) = (folder / "data").glob("*.jsonl")
+    dropper = Dropper(FixedDrop(0.5), unit="char", keep_text=True)
+    drop(full, folder / "data" / "partial.jsonl", dropper)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def partial(run: Path) -> Path:
+    return run / "data" / "partial.jsonl"
+
+
+def label(run: Path, manifest: Path, target: Path, kind: Any = "keep-known", **settings: Any) -> job.Summary:
+    return job.pseudo(run, manifest, target, kind=kind, **{"device": "cpu", "workers": 0, **settings})
+
+
+def contains(text: str, row: Row) -> bool:
+    """Whether the labels of a row can be found in a text, in order."""
+    left = iter(text)
+    return all(label in left for label in row.partial("char").labels)
+
+
+@pytest.mark.parametrize("kind", job.KINDS)
+def test_in_is_out_and_failed(run: Path, partial: Path, tmp_path: Path, kind: job.Kind) -> None:
+    target = tmp_path / "deep" / "out.jsonl"
+    seen: list[tuple[int, int | None]] = []
+    summary = label(run, partial, target, kind, threshold=0.15, progress=lambda *done: seen.append(done))
+    before = list(read_manifest(partial))
+    after = {row.id: row for row in read_manifest(target)}
+    failed = [json.loads(line) for line in (tmp_path / "deep" / "out.failed.jsonl").read_text().splitlines()]
+    training = [row for row in before if row["split"] == "train"]
+    assert seen[-1] == (len(training), len(training))
+    assert (summary.rows, summary.failed, summary.other) == (len(training), len(failed), len(before) - len(training))
+    assert list(after) == [row.id for row in before if row.id not in {one["id"] for one in failed}]
+    loaded = runs.load(run)
+    emitted = {one.id: one for one in runs.emissions(loaded, partial, split="train", budget=1.0)}
+    assert summary.done
+    for old in before:
+        if old.id not in after:
+            continue
+        new = after[old.id]
+        assert read_bytes(new, target.parent, root=run)  # paths are seen from the new manifest
+        if old["split"] != "train":
+            assert {**new.fields, "archive": ""} == {**old.fields, "archive": ""}
+            continue
+        labels = new.partial("char").labels
+        assert (new["text_partial"], new["gaps"], new["text_full"]) == (old.text, "marked", old["text_full"])
+        assert len(new["token_confidence"]) == len(labels)
+        added = [share for share in new["token_confidence"] if share is not None]
+        mean = math.exp(sum(map(math.log, added)) / len(added)) if added else 1.0
+        assert new["confidence"] == pytest.approx(mean, abs=1e-3)
+        assert {"run", "model", "kind", "method", "starseq"} <= set(new["source"])
+        assert (new["source"]["run"], new["source"]["kind"]) == ("teacher", kind)
+        if kind == "plain":
+            frames = emitted[old.id].log_probs
+            (tokens,) = greedy(frames[None], torch.tensor([len(frames)]), merge_repeats=False)
+            assert new.text == loaded.tokeniser.decode(tokens)
+            assert None not in new["token_confidence"]
+        else:
+            assert contains("".join(labels), old)
+            assert new["token_confidence"].count(None) == len(old.partial("char").labels)
+        if kind == "confident":
+            assert all(share >= 0.15 for share in added)
+        else:
+            assert not any(new.partial("char").open)
+    if kind == "confident":
+        assert summary.tally.labels["taken_out"] > 0
+        assert any(has_gap(row.text) for row in after.values())
+    saved = json.loads((tmp_path / "deep" / "out.summary.json").read_text())
+    assert saved == json.loads(json.dumps(summary.to_dict()))
+    assert sum(saved["confidence"]["histogram"]) == summary.done
+    assert saved["errors"]["pseudo"]["sentences"] == summary.done
+    assert saved["errors"]["partial"]["characters"]["insertions"] == 0  # labels were only dropped
+    assert "rows labelled" in summary.report()
+
+
+def test_confident_takes_out_what_is_not_sure(run: Path, partial: Path, tmp_path: Path) -> None:
+    """It is keep-known, less the added labels below the threshold; every run of them is one gap, and no other gap is open."""
+    label(run, partial, tmp_path / "full.jsonl")
+    label(run, partial, tmp_path / "sure.jsonl", "confident", threshold=0.12)
+    sure = {row.id: row for row in read_manifest(tmp_path / "sure.jsonl")}
+    checked = 0
+    for row in read_manifest(tmp_path / "full.jsonl"):
+        if row["split"] != "train":
+            continue
+        kept = [share is None or share >= 0.12 for share in row["token_confidence"]]
+        expected = "".join(character if keep else "*" for character, keep in zip(row.text, kept, strict=True))
+        while "**" in expected:
+            expected = expected.replace("**", "*")
+        assert sure[row.id].text == expected
+        checked += "*" in expected
+    assert checked
+
+
+def word_run(folder: Path) -> Path:
+    """The same model, with words for its tokens."""
+    made = make_run(folder, "data.drop=null", "text.unit=word", "text.normaliser.squeeze=true", "text.unknown=drop")
+    words = ["the", "quick", "brown", "fox", "2*3", "dog", "over", "lazy", "it's", "a"]
+    (made / "tokens.txt").write_text(Vocabulary(words).to_lines())
+    texts = ["the zebu fox", "dog", "2\\*3 over", "a * dog"]
+    rows = [row.fields for row in read_manifest(made / "data" / "manifest.jsonl")]
+    for row, text in zip(rows[:4], texts, strict=True):
+        row["text"] = text
+        row["text_full"] = "the quick zebu fox" if "zebu" in text else "a lazy dog"
+    for row in rows[4:]:
+        row["text"] = "fox"
+    write_manifest(made / "data" / "manifest.jsonl", rows)
+    return made
+
+
+def test_words_of_a_teacher_are_letters_of_a_student(tmp_path: Path) -> None:
+    """Text travels: a gap between words is one gap between spaces for a tokeniser of letters."""
+    made = word_run(tmp_path / "words")
+    manifest = made / "data" / "manifest.jsonl"
+    summary = label(made, manifest, tmp_path / "out.jsonl", "confident", threshold=0.9)
+    assert summary.tally.labels["outside_vocabulary"] == 1  # the zebu
+    assert summary.tally.labels["taken_out"] > 0
+    letters = Tokeniser(Vocabulary("abcdefghijklmnopqrstuvwxyz'23* "), "char", normaliser=Normaliser(squeeze=True))
+    marked = 0
+    for row in read_manifest(tmp_path / "out.jsonl"):
+        if row["split"] != "train":
+            continue
+        words = row.partial("word")
+        assert len(words.labels) == len(row["token_confidence"])
+        assert render(words.labels, "word", words.open) == row.text  # marks stand alone: no word is cut
+        encoded = letters.encode(row.text, marked=True)
+        read = "".join(
+            "*" * gap + letters.decode([token]) for gap, token in zip(encoded.open, encoded.labels, strict=False)
+        )
+        read += "*" * encoded.open[-1]
+        literal = row.text.replace("\\*", "*")
+        assert read == literal
+        assert sum(encoded.open) == sum(words.open)
+        marked += any(words.open)
+    assert marked
+
+
+def test_spelled_words_are_as_sure_as_their_least_sure_letter() -> None:
+    tokeniser = Tokeniser(Vocabulary(["the", "o", "##o", "x", "##x"]), "word", unknown="letters")
+    winner = job._Candidate(Hypothesis("the ox o", (1, 2, 5, 2), 0.0, 0.0, 4), (False, True, False, True))
+    assert job._labels(tokeniser, winner, (0.5, 1.0, 0.25, 1.0)) == [
+        ("the", False, 0.5), ("ox", False, 0.25), ("o", True, 1.0)
+    ]  # fmt: skip
+
+
+def read_all(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in OUT}
+
+
+@pytest.mark.parametrize(("kind", "block"), [("plain", 1), ("keep-known", 4), ("confident", 4)])
+def test_shards_are_the_whole_to_the_byte(
+    run: Path, partial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: job.Kind, block: int
+) -> None:
+    """Also where a block is one batch of the model, one row fails, and processes search."""
+    monkeypatch.setattr(_stream, "_FEWEST_BLOCKS", LINES // block)
+    rows = [row.fields for row in read_manifest(partial)]
+    rows[5]["text"] = "1" * 500  # more labels than frames
+    manifest = partial.with_name(f"{kind}.jsonl")
+    write_manifest(manifest, rows)
+    settings: dict[str, Any] = {"kind": kind, "threshold": 0.15}
+    whole = label(run, manifest, tmp_path / "whole" / "out.jsonl", **settings)
+    for index in (3, 1, 2):
+        label(run, manifest, tmp_path / "parts" / "out.jsonl", shard=Shard(index, 3), workers=index == 2, **settings)
+    done: list[tuple[int, int | None]] = []
+    merged = label(
+        run, manifest, tmp_path / "parts" / "out.jsonl", merge=3, progress=lambda *at: done.append(at), **settings
+    )
+    assert read_all(tmp_path / "parts") == read_all(tmp_path / "whole")
+    assert (merged.done, merged.failed, merged.other) == (whole.done, whole.failed, whole.other)
+    assert done[-1] == (whole.rows, whole.rows)
+    assert whole.failed >= (kind != "plain")
+    sizes = [len((tmp_path / "parts" / f"out.{i}-of-3.jsonl").read_text().splitlines()) for i in (1, 2, 3)]
+    assert sum(sizes) == whole.done
+    if block == 1 and not whole.failed:  # every third row
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_shards_that_do_not_belong_together(run: Path, partial: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    label(run, partial, target, shard=Shard(1, 2))
+    with pytest.raises(DataError, match=r"out\.2-of-2\.summary\.json: no such file: shard 2/2 is not done"):
+        label(run, partial, target, merge=2)
+    label(run, partial, target, shard=Shard(2, 2), beta=0.5)
+    with pytest.raises(DataError, match=r"out\.2-of-2.*was made with another beta: 0\.5, and here it is 0\.0"):
+        label(run, partial, target, merge=2)
+    label(run, partial, target, shard=Shard(2, 2))
+    second = tmp_path / "out.2-of-2.jsonl"
+    lines = second.read_bytes().splitlines(keepends=True)
+    second.write_bytes(b"".join(lines[:-1]))
+    with pytest.raises(DataError, match=r"out\.2-of-2\.jsonl: \d rows and 0 failed, where its summary counts"):
+        label(run, partial, target, merge=2)
+    second.write_bytes(b"".join([*lines[1:], lines[0]]))
+    with pytest.raises(DataError, match=r"out\.2-of-2\.jsonl: row 'train-\d+' is neither there nor among the failed"):
+        label(run, partial, target, merge=2)
+    second.write_bytes(b"".join([*lines, lines[0].replace(b'"id": "train', b'"id": "again')]))
+    path = tmp_path / "out.2-of-2.summary.json"
+    saved = path.read_text()
+    path.write_text(saved.replace(f'"out": {len(lines)}', f'"out": {len(lines) + 1}'))
+    with pytest.raises(DataError, match=r"out\.2-of-2\.jsonl: row 'again-\d+' is not one of this manifest's"):
+        label(run, partial, target, merge=2)
+    assert not target.exists()
+    second.write_bytes(b"".join(lines))
+    path.write_text(saved)
+    label(run, partial, target, merge=2)
+    path.write_text("{}")
+    with pytest.raises(DataError, match=r"summary\.json: damaged; do shard 2/2 again"):
+        label(run, partial, target, merge=2)
+
+
+KILLED = """
+import os, signal, sys
+from starseq.jobs import _stream
+from starseq.jobs import pseudo as job
+_stream._FEWEST_BLOCKS = 3
+real, count = job._labels, []
+def dies(*arguments):
+    count.append(0)
+    if len(count) == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments)
+job._labels = dies
+job.pseudo(sys.argv[1], sys.argv[2], sys.argv[3], kind="confident", threshold=0.15, device="cpu", workers=2)
+"""
+
+
+def test_a_killed_job_goes_on(run: Path, partial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second block of three rows; what was written of a block is not taken for all of it."""
+    monkeypatch.setattr(_stream, "_FEWEST_BLOCKS", 3)
+    settings: dict[str, Any] = {"kind": "confident", "threshold": 0.15}
+    label(run, partial, tmp_path / "whole" / "out.jsonl", **settings)
+    target = tmp_path / "killed" / "out.jsonl"
+    arguments = [sys.executable, "-c", KILLED, *map(str, (run, partial, target))]
+    # Reads until nobody can write: workers that outlived their parent would hold the pipe.
+    killed = subprocess.run(arguments, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=-1, timeout=300)
+    assert killed.returncode == -signal.SIGKILL
+    hidden = target.with_name(".out.jsonl.partial")
+    lines = hidden.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 3
+    hidden.write_bytes(b"".join([*lines, lines[0], b'{"done": {"row"']))  # as if in the middle of a write
+    assert not target.exists()
+    worked: list[int] = []
+    real = job._labels
+    monkeypatch.setattr(job, "_labels", lambda *arguments: (worked.append(0), real(*arguments))[1])
+    summary = label(run, partial, target, **settings)
+    assert len(worked) == summary.rows - 3
+    assert read_all(target.parent) == read_all(tmp_path / "whole")
+    assert sorted(path.name for path in target.parent.iterdir()) == sorted(OUT)
+
+
+def test_other_settings_begin_anew(run: Path, partial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, count = job._labels, [0]
+
+    def stops(*arguments: Any) -> Any:
+        count[0] += 1
+        if count[0] == 4:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(job, "_labels", stops)
+    with pytest.raises(KeyboardInterrupt):
+        label(run, partial, tmp_path / "out.jsonl")
+    monkeypatch.setattr(job, "_labels", real)
+    label(run, partial, tmp_path / "out.jsonl", beta=1.0)
+    label(run, partial, tmp_path / "fresh.jsonl", beta=1.0)
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "fresh.jsonl").read_bytes()
+
+
+def test_bad_files(run: Path, partial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One raises with its line; with skip_bad it is listed, and the others get what they get without it."""
+    monkeypatch.setattr(_stream, "_FEWEST_BLOCKS", 2)  # in the middle of a batch
+    rows = [row.fields for row in read_manifest(partial)]
+    good = partial.with_name("good.jsonl")
+    write_manifest(good, rows[:4] + rows[5:])
+    rows[4]["nbytes"] = 7
+    bad = partial.with_name("bad-file.jsonl")
+    write_manifest(bad, rows)
+    with pytest.raises(DataError, match=r"bad-file\.jsonl, line 5: .*not an image"):
+        label(run, bad, tmp_path / "out.jsonl")
+    summary = label(run, bad, tmp_path / "out.jsonl", skip_bad=True)
+    (failed,) = (json.loads(line) for line in (tmp_path / "out.failed.jsonl").read_text().splitlines())
+    assert (summary.failed, failed["id"]) == (1, rows[4]["id"])
+    label(run, good, tmp_path / "good.jsonl")
+    texts = [[row.text for row in read_manifest(tmp_path / name)] for name in ("out.jsonl", "good.jsonl")]
+    assert texts[0] == texts[1]
+
+
+def test_empty_readings_are_no_rows(tmp_path: Path) -> None:
+    """A model that says blank and nothing else."""
+    folder = make_run(tmp_path / "run", "data.drop=null", lines=3)
+    made = runs.load(folder)
+    last = [parameter for parameter in made.model.parameters() if parameter.shape == (11,)][-1]
+    with torch.no_grad():
+        last[0] = 1e4
+    save_model(folder, made.model, step=1, log_penalty=-1.0, dev_error=None)
+    manifest = folder / "data" / "manifest.jsonl"
+    summary = label(folder, manifest, tmp_path / "whole" / "out.jsonl", "plain")
+    assert (summary.done, summary.failed, summary.other) == (0, 3, 6)
+    reasons = {json.loads(line)["reason"] for line in (tmp_path / "whole" / OUT[2]).read_text().splitlines()}
+    assert reasons == {"nothing was read"}
+    assert summary.to_dict()["confidence"]["mean"] is None
+    for index in (1, 2):  # a shard without any row is whole too
+        label(folder, manifest, tmp_path / "parts" / "out.jsonl", "plain", shard=Shard(index, 2))
+    label(folder, manifest, tmp_path / "parts" / "out.jsonl", "plain", merge=2)
+    assert read_all(tmp_path / "parts") == read_all(tmp_path / "whole")
+
+
+@pytest.fixture(scope="module")
+def sevens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("lm") / "sevens.arpa"
+    estimate([["7"] * n for n in (3, 4, 5, 6)], path, order=3)
+    return path
+
+
+def test_language_models(run: Path, partial: Path, tmp_path: Path, sevens: Path) -> None:
+    """A model that has seen nothing but 7s: by the search, and by rescoring, what is added are 7s. Weights may be tuned."""
+    teacher = Path(shutil.copytree(run, tmp_path / "teacher"))
+    manifest = teacher / "data" / "partial.jsonl"
+    with pytest.raises(DataError, match="the weights of beam are not tuned"):
+        label(teacher, manifest, tmp_path / "out.jsonl", lm=sevens)
+    weights = {"lm": str(sevens), "alpha": 5.0, "beta": 20.0}
+    (teacher / "tuned.json").write_text(json.dumps({"beam": weights, "rescore": weights}))
+
+    def shares(kind: job.Kind, name: str, **settings: Any) -> tuple[float, dict[str, Any]]:
+        label(teacher, manifest, tmp_path / f"{name}.jsonl", kind, splits=["train"], **settings)
+        rows = [row for row in read_manifest(tmp_path / f"{name}.jsonl") if row["split"] == "train"]
+        added = [
+            character
+            for row in rows
+            for character, share in zip(row.text, row["token_confidence"], strict=True)
+            if share is not None
+        ]
+        return added.count("7") / len(added), rows[0]["source"]
+
+    share, source = shares("keep-known", "completion", lm=sevens)
+    assert share == 1
+    assert (source["method"], source["alpha"], source["beta"]) == ("completion", 5.0, 20.0)
+    assert source["lm"].startswith("sevens.arpa ")
+    share, source = shares("plain", "beam", lm=sevens)
+    assert (share, source["method"]) == (1, "beam")
+    without, source = shares("plain", "free", beam=20)
+    assert (source["method"], source["beam"], source["alpha"]) == ("beam", 20, 0.0)
+    rescored, source = shares("plain", "rescored", beam=20, rescore=sevens)
+    assert rescored > without
+    assert (source["rescore"]["alpha"], source["rescore"]["nbest"]) == (5.0, 20)
+    alone, _ = shares("keep-known", "alone")
+    again, source = shares("keep-known", "again", rescore=sevens, beam=50)
+    assert again > alone
+    assert source["rescore"]["unit"] == "char"
+
+
+def test_the_runs_own_manifest_keeps_its_holes(tmp_path: Path) -> None:
+    """Labels that training dropped on the fly are not known here."""
+    folder = make_run(tmp_path / "run", lines=6)  # digits@0.5
+    manifest = folder / "data" / "manifest.jsonl"
+    summary = label(folder, manifest, tmp_path / "out.jsonl")
+    full = {row.id: row.text for row in read_manifest(manifest)}
+    dropper = runs.load(folder).recipe.dropper()
+    assert dropper is not None
+    for row in read_manifest(tmp_path / "out.jsonl"):
+        if row["split"] == "train":
+            assert row["text_full"] == full[row.id]
+            assert row["text_partial"] == dropper(Row({"id": row.id, "path": "", "text": full[row.id]})).row.text
+        else:
+            assert row.text == full[row.id]
+    assert summary.to_dict()["errors"]["partial"]["characters"]["deletions"] > 0
+    summary = label(folder, manifest, tmp_path / "dev.jsonl", splits=["dev"])
+    assert {row["text_partial"] for row in read_manifest(tmp_path / "dev.jsonl") if row["split"] == "dev"} == {
+        row.text for row in read_manifest(manifest) if row["split"] == "dev"
+    }  # training drops nothing there
+    other = Path(shutil.copy(manifest, folder / "data" / "other.jsonl"))
+    summary = label(folder, other, tmp_path / "other.jsonl")
+    known = sum(len(row.text) for row in read_manifest(other) if row["split"] == "train")
+    assert summary.tally.labels["known"] == known  # what another manifest says is known
+
+
+@pytest.mark.parametrize(("kind", "criterion"), [("plain", "ctc"), ("keep-known", "ctc"), ("confident", "stc")])
+def test_a_student_trains_on_it(run: Path, partial: Path, tmp_path: Path, kind: job.Kind, criterion: str) -> None:
+    """The manifest lies outside of the corpus: data.root is the corpus, data.manifest says where it is."""
+    target = tmp_path / "elsewhere" / "labels.jsonl"
+    summary = label(run, partial, target, kind, threshold=0.15)
+    where = (f"data.root={run / 'data'}", f"data.manifest={target}")
+    student = load_recipe(
+        "digits", [*SETTINGS, f"criterion.name={criterion}", *where, "trainer.max_steps=2", "trainer.eval_every=2"]
+    )
+    splits, normaliser = student.data.splits, student.text.normaliser
+    vocabulary = vocabulary_of(target, unit=student.text.unit, splits=splits.train, normaliser=normaliser)
+    data = training_data(  # stride 1: an untrained teacher repeats itself, and repeats need frames
+        target, student.reader(), student.tokeniser(vocabulary), train=splits.train, dev=splits.dev, stride=1,
+        repeats=criterion == "ctc", root=run / "data",
+    )  # fmt: skip
+    assert len(data.train) == summary.done
+    gaps = [data.train[i].open.any().item() for i in range(len(data.train))]
+    assert any(gaps) == (kind == "confident")
+    if kind == "confident":
+        train(student, tmp_path / "student")
+        (split,) = evaluate(tmp_path / "student", splits=["test"], device="cpu").splits
+        assert len(split.readings) == sum(row["split"] == "test" for row in read_manifest(partial))
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Callable[..., tuple[Any, str, str]]:
+    def call(*arguments: object) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["starseq", "pseudo", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        return exit.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+def test_the_command(run: Path, partial: Path, tmp_path: Path, command: Any, sevens: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    options = (run, partial, "--device", "cpu", "--workers", 0, "--kind", "confident", "--threshold", 0.15)
+    for part in ("1/2", "2/2"):
+        code, printed, _ = command(*options, "-o", target, "--shard", part)
+        assert (code, "rows labelled" in printed) == (0, True)
+    code, printed, _ = command(*options, "-o", target, "--merge", 2)
+    assert code == 0
+    assert "below 0.15 taken out" in printed
+    assert "pseudo labels: WER" in printed
+    assert target.exists()
+    words = tmp_path / "words.txt"
+    words.write_text("7\n")
+    for arguments, sentence in {
+        ("--shard", "3/2"): "shard: 3/2 is not one of 1/2 to 2/2",
+        ("--shard", "half"): "shard: 'half' does not read like 2/4",
+        ("--shard", "1/2", "--merge", 2): "merge: the number of shards that are done, without a shard to do",
+        ("--threshold", "90"): "threshold: 90.0 is not a confidence from 0 to 1",
+        ("--alpha", "0.5"): "alpha: a weight of 0.5 needs a language model",
+        ("--lexicon", str(words)): "lexicon: a transcript of the kind 'confident'",
+        ("--split", "trian"): "no row of split 'trian' (there are dev, test, train)",
+        ("--lm", str(tmp_path / "none.arpa"), "--alpha", "1", "--beta", "0"): "none.arpa: no such file",
+        ("--lm", str(sevens)): "the weights of beam are not tuned: run `starseq tune`",
+        ("--beam", "0"): "beam: 0 is less than 1",
+    }.items():
+        code, _, err = command(*options, "-o", tmp_path / "other.jsonl", *arguments)
+        assert (code, sentence in err, err.count("\n")) == (2, True, 1), err
+        assert not (tmp_path / "other.jsonl").exists()
+    code, _, err = command(*options, "-o", partial)
+    assert (code, "this is the manifest to be labelled" in err) == (2, True)
+
+
+def test_a_manifest_without_splits_is_labelled_as_a_whole(run: Path, partial: Path, tmp_path: Path) -> None:
+    rows = [{name: value for name, value in row.fields.items() if name != "split"} for row in read_manifest(partial)]
+    for row in rows:
+        del row["text"], row["text_full"]
+    write_manifest(partial.with_name("untold.jsonl"), rows, labelled=False)
+    summary = label(run, partial.with_name("untold.jsonl"), tmp_path / "out.jsonl", "plain")
+    assert (summary.rows, summary.other) == (len(rows), 0)
+    assert summary.to_dict()["errors"] == {}
+    assert all(parse(row.text, "char", marked=True).labels for row in read_manifest(tmp_path / "out.jsonl"))
