@@ -42,8 +42,8 @@ def numerics(rung: str, test: str) -> str:
 
 EMIT_TORCH, EMIT_NUMBA = "emissions/vocabulary_torch.py", "emissions/vocabulary_numba.py"
 LATTICE_TORCH, LATTICE_NUMBA = "lattice/banded_torch.py", "lattice/banded_numba.py"
-FUSED_NUMBA = "op/fused_numba.py"
-TORCH, NUMBA = vectors("torch-float64"), vectors("numba-float64")
+FUSED_NUMBA, LINEAR_NUMBA, SCALED_NUMBA = "op/fused_numba.py", "emissions/linear_numba.py", "lattice/scaled_numba.py"
+TORCH, NUMBA, SINGLE = vectors("torch-float64"), vectors("numba-float64"), vectors("numba-float32")
 BEHAVIOUR, LADDER = "tests/test_loss_behaviour.py", "tests/test_loss_ladder.py"
 
 MUTANTS = [
@@ -88,8 +88,8 @@ MUTANTS = [
            "log_beta[:, t] = torch.where((t < lengths)[:, None], before, after)", "log_beta[:, t] = before",
            numerics("torch-float64", "padding")),
     Mutant("numba: frames past the length are walked", FUSED_NUMBA,
-           "log_z, norm, log_alpha, log_beta = sums\n    states", "log_z, norm, log_alpha, log_beta = sums\n"
-           "    frames = scores.shape[1]\n    states", numerics("numba-float64", "padding")),
+           "log_z, stats_of, log_alpha, log_beta = sums\n    norm", "log_z, stats_of, log_alpha, log_beta = sums\n"
+           "    frames = scores.shape[1]\n    norm", numerics("numba-float64", "padding")),
     Mutant("numba: frames past the length are walked, part by part", LATTICE_NUMBA,
            "frames, states = lengths[b], num_states[b]", "frames, states = log_stay.shape[1], num_states[b]",
            "tests/lattice/test_banded.py -k numba"),
@@ -155,6 +155,23 @@ MUTANTS = [
            "tests/test_loss_errors.py -k 'numba and nan'"),
     Mutant("zero_infinity zeroes nothing", "op/reduction.py", "losses == torch.inf", "losses == -torch.inf",
            numerics("torch", "zero_infinity")),
+    # without logarithms: float32
+    Mutant("linear: star for star without the label", LINEAR_NUMBA,
+           "without = select(x == 1.0, others, star - x)", "without = star + 0.0 * x", SINGLE),
+    Mutant("linear: subtraction for exclusion", LINEAR_NUMBA,
+           "without = select(x == 1.0, others, star - x)", "without = star - x", numerics("numba-float32", "dominates")),
+    Mutant("linear: subtraction in the gradient", LINEAR_NUMBA, "if whole < _FEW:", "if whole < np.inf:",
+           numerics("numba-float32", "dominates")),
+    Mutant("linear: no lambda in the gradient", LINEAR_NUMBA,
+           "part = outside * load(share, i, 0.0, like)", "part = outside", SINGLE),
+    Mutant("scaled: the powers of two are forgotten", SCALED_NUMBA, "return np.float64(power)", "return 0.0",
+           "tests/lattice/test_scaled.py"),
+    Mutant("scaled: numbers too far apart are no obstacle", SCALED_NUMBA, "if not abs(more) < _SPAN:", "if not abs(more) < 2000:",
+           "tests/lattice/test_scaled.py"),
+    Mutant("scaled: CTC joins repeats", SCALED_NUMBA, "load(sums, now + i - 2, 0.0, like) * load(skip, i, 0.0, like)",
+           "load(sums, now + i - 2, 0.0, like)", vectors("numba-float32", "ctc:")),
+    Mutant("scaled: frames past the length get a gradient", FUSED_NUMBA, "inside = max(t, min(stop, lengths[b]))",
+           "inside = stop", numerics("numba-float32", "padding")),
     # insertions and penalty
     Mutant("the penalty's gradient has the wrong sign", "op/separate.py",
            "(-insertions * each[:, None])", "(insertions * each[:, None])", f"{LADDER} -k 'gradcheck_stc and numba'"),

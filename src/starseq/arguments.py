@@ -86,7 +86,7 @@ def per_gap_penalty(penalty: float | Tensor, batch: int, width: int, batched: bo
     """lambda as (B, U+1), from a number, (), (B,), or (B, U+1) ((U+1,) without a batch)."""
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     if not isinstance(penalty, Tensor):
-        return torch.full((), float(penalty), dtype=dtype, device=logits.device).expand(batch, width + 1)
+        return _number(float(penalty), dtype, logits.device).expand(batch, width + 1)
     if not penalty.is_floating_point():
         penalty = penalty.to(dtype)
     penalty = penalty.to(logits.device, torch.promote_types(penalty.dtype, dtype), non_blocking=True)
@@ -98,6 +98,25 @@ def per_gap_penalty(penalty: float | Tensor, batch: int, width: int, batched: bo
     if penalty.dim() > 2 or (penalty.dim() == 2 and penalty.shape not in ((batch, 1), (batch, width + 1))):
         raise ValueError(f"penalty: expected (), ({batch},) or ({batch}, {width + 1}), got shape {shape}")
     return penalty.expand(batch, width + 1)
+
+
+_NUMBERS: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
+
+
+def _number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A 0-d tensor that nobody writes to, made once: making it costs as much as a small kernel."""
+    if torch.compiler.is_compiling():
+        return torch.full((), value, dtype=dtype, device=device)
+    key = (value, dtype, device)
+    number = _NUMBERS.get(key)
+    if number is None:
+        with torch.inference_mode(False):  # or it could be saved for no backward
+            number = torch.full((), value, dtype=dtype, device=device)
+        # Not what belongs to a graph that is being captured, nor what only stands for a tensor.
+        captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if type(number) is Tensor and not captured and len(_NUMBERS) < 100:
+            _NUMBERS[key] = number
+    return number
 
 
 def backend_for(name: str, device: torch.device) -> str:

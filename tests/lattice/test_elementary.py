@@ -128,3 +128,20 @@ def test_lanes_do_as_numbers(size) -> None:
             sums, [_logaddexp(x, y, np.empty(0, np.float32)) for x, y in zip(a, b, strict=True)]
         )
         np.testing.assert_allclose(logs, exact, rtol=1e-15, atol=1e-7)
+
+
+@numba.njit
+def _exp_of_doubles(x, out, like):
+    for i in range(0, x.size, width(like)):
+        store(elementary.exp(load(x, i, 0.0, like)), out, i)
+
+
+def test_exp_of_lanes_of_float64() -> None:
+    x = np.linspace(-708, 708, 100_001)
+    out = np.empty_like(x)
+    _exp_of_doubles(x, out, np.empty(0, np.float32))
+    assert np.abs(out / np.exp(x) - 1).max() < 1e-9
+    edges = np.array([0.0, -0.0, -INF, INF, NAN, -708.1, 708.1, 1e300, -1e300])
+    out = np.empty_like(edges)
+    _exp_of_doubles(edges, out, np.empty(0, np.float32))
+    np.testing.assert_array_equal(out, np.array([1, 1, 0, INF, NAN, 0, INF, INF, 0]))

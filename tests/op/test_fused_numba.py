@@ -155,3 +155,34 @@ def test_nothing_as_large_as_the_logits_is_kept() -> None:
     loss = starseq.stc_loss(logits, torch.full((B, U), 3), (T,) * B, (U,) * B)
     kept = [x for x in loss.grad_fn.saved_tensors if x is not None and x.data_ptr() != logits.data_ptr()]
     assert sum(x.numel() for x in kept) < 3 * B * (T + 1) * (U + 2)
+
+
+def scaled(criterion: str, batch: cases.Batch) -> list[bool]:
+    """Which utterances were summed without logarithms."""
+    found: list[bool] = []
+    run = threads.run
+
+    def watch(kernel: object, items: int, cost: int, *arguments: object) -> None:
+        run(kernel, items, cost, *arguments)
+        if kernel is fused_numba._forward_scaled:
+            (known,) = (x for x in arguments if isinstance(x, fused_numba._Known))
+            found.extend(known.scaled.tolist())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threads, "run", watch)
+        cases.run(criterion, batch, "numba", torch.float32)
+    return found
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_logarithms_only_where_they_are_needed(criterion: str) -> None:
+    """Labels of e^-40 each: 20 of them are too far from a path of blanks alone, 8 are not."""
+    assert all(scaled(criterion, cases.random_batch(T=60, B=2, V=33, U=20)))
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 60, 33, generator=random).double()
+    logits[:, :, 0] += 40
+    labels = torch.randint(1, 33, (20,), generator=random).tolist()
+    batch = cases.batch_of(list(logits), [labels, labels[:8]])
+    assert scaled(criterion, batch) == [False, True]
+    expected = cases.run(criterion, batch, "torch", torch.float64)
+    assert_same(cases.run(criterion, batch, "numba", torch.float32), expected, torch.float32)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from starseq.emissions.tokens import Scores, Tokens
 from starseq.lattice import threads
-from starseq.lattice.elementary_numba import exp, jit, jit_outer, log, maximum
+from starseq.lattice.elementary_numba import exp, jit, jit_inline, jit_outer, log, maximum
 from starseq.lattice.lanes_numba import every, largest, load, narrow, select, store, total, widen, width
 from starseq.lattice.topology import Topology
 
@@ -186,7 +186,7 @@ def find_columns(
             place[token[c]] = -1
 
 
-@jit
+@jit_inline
 def _sum_exp(values: Any, top: Any, shift: Any, like: Any) -> Any:
     """The sum of exp(values - shift) over those that are not `top`, and how many are.
 
@@ -207,37 +207,51 @@ def _sum_exp(values: Any, top: Any, shift: Any, like: Any) -> Any:
 
 
 @jit
-def _second(values: Any, top: Any, like: Any) -> Any:
+def _second(before: Any, after: Any, top: Any, like: Any) -> Any:
     """The largest of the values but `top`."""
     second, highest = every(-np.inf, like), narrow(top, like)
-    for i in range(0, values.size, width(like)):
-        x = load(values, i, -np.inf, like)
-        second = select((x > second) & (x < highest), x, second)
+    for values in (before, after):
+        for i in range(0, values.size, width(like)):
+            x = load(values, i, -np.inf, like)
+            second = select((x > second) & (x < highest), x, second)
     return np.float64(largest(second))
 
 
 @jit
-def _star(row: Any, blank: Any, like: Any) -> Any:
-    """The tokens but blank, summed: top, the largest score; star, their sum over e^top; others, the sum without one largest,
-    over e^second, its own maximum where the first would be too large for it."""
+def _sum_again(before: Any, after: Any, top: Any, shift: Any, like: Any) -> Any:
+    below = 0.0
+    for values in (before, after):
+        below += _sum_exp(values, top, shift, like)[0]
+    return below
+
+
+@jit_inline
+def top_of(row: Any, blank: Any, like: Any) -> Any:
+    """The largest score of a token but blank."""
+    return max(maximum(row[:blank], like), maximum(row[blank + 1 :], like))
+
+
+@jit_inline
+def star_of(row: Any, blank: Any, top: Any, like: Any) -> Any:
+    """The tokens but blank, summed: star, their sum over e^top; others, the sum without one largest, over e^second, its own
+    maximum where the first would be too large for it. top: the largest score, and 0 for -inf."""
     before, after = row[:blank], row[blank + 1 :]
-    top = max(maximum(before, like), maximum(after, like))
-    base = top if top > -np.inf else 0.0
-    below, tops = _sum_exp(before, top, base, like)
-    more, also = _sum_exp(after, top, base, like)
-    below += more
-    tops += also
-    if top == -np.inf:  # the sum is 0, or NaN
-        return base, below, below, base
+    below, tops = 0.0, 0.0
+    for values in (before, after):
+        more, also = _sum_exp(values, top, top, like)
+        below += more
+        tops += also
     star, others = below + tops, below + (tops - 1.0)
     if others < _TINY:
-        second = max(_second(before, top, like), _second(after, top, like))
+        if tops == 0.0:  # nothing but -inf
+            return below, below, top
+        second = _second(before, after, top, like)
         if second > -np.inf:
-            return base, star, _sum_exp(before, top, second, like)[0] + _sum_exp(after, top, second, like)[0], second
-    return base, star, others, base
+            return star, _sum_again(before, after, top, second, like), second
+    return star, others, top
 
 
-@jit
+@jit_inline
 def _within(x: Any) -> Any:
     return (x > _LOW) & (x < _HIGH)
 
@@ -252,20 +266,20 @@ def _log_sum(a: Any, b: Any) -> Any:
 # Picking by place and computing are separate loops: the one goes element by element, the other by vectors.
 
 
-@jit
+@jit_inline
 def _pick(values: Any, places: Any, out: Any) -> None:
     """out = the values at the places; -inf where there is none."""
     for s in range(out.size):
         out[s] = values[places[s]] if places[s] < values.size else -np.inf
 
 
-@jit
+@jit_inline
 def _subtract_norm(scores: Any, log_norm: Any, out: Any, like: Any) -> None:
     for i in range(0, out.size, width(like)):
         store(widen(load(scores, i, 0.0, like)) - log_norm, out, i)
 
 
-@jit
+@jit_inline
 def _log_shares(left_out: Any, log_norm: Any, stat: Any, share: Any, out: Any, like: Any) -> Any:
     """out = log(P(blank) + share * P(star without the token left out)), and whether these sums can be told from 0 and inf.
 
@@ -335,7 +349,9 @@ def score_frames(
             for t in range(first, last):
                 row = flat[start + t * stride_t : start + t * stride_t + vocabulary]
                 stat = stats[t - first]
-                stat[0], stat[1], stat[2], stat[3] = _star(row, blank, like)
+                top = top_of(row, blank, like)
+                stat[0] = top if top > -np.inf else 0.0
+                stat[1], stat[2], stat[3] = star_of(row, blank, stat[0], like)
                 stat[4] = row[blank]
         for t in range(first, last):
             norm[t] = _log_norm(stats[t - first]) if normalized else 0.0
@@ -359,7 +375,7 @@ def score_frames(
                 )
 
 
-@jit
+@jit_inline
 def _log_norm(stat: Any) -> Any:
     """The log of the sum over the vocabulary; 0 for a frame without any mass: every score stays -inf."""
     top, star, score_of_blank = stat[0], stat[1], stat[4]
@@ -370,7 +386,7 @@ def _log_norm(stat: Any) -> Any:
     return 0.0 if log_norm == -np.inf else log_norm
 
 
-@jit
+@jit_inline
 def _add_stars_to(
     b: Any, states: Any, columns: Any, left_out: Any, log_norm: Any, stat: Any, stay: Any, log_star: Any, like: Any
 ) -> None:
@@ -391,7 +407,7 @@ def _add_stars_to(
             stay[s] = _log_sum(stay[s] if columns.loops == OWN else stat[4] - log_norm, log_one)
 
 
-@jit
+@jit_inline
 def _sum_posteriors(before: Any, after: Any, less: Any, like: Any) -> Any:
     """The sum of exp(before + after - less), in float64."""
     result = widen(every(0.0, like))
@@ -401,7 +417,7 @@ def _sum_posteriors(before: Any, after: Any, less: Any, like: Any) -> Any:
     return total(result)
 
 
-@jit
+@jit_inline
 def _add_posteriors(
     before: Any, after: Any, log_z: Any, score: Any, places: Any, skip: Any, terms: Any, coefficient: Any, like: Any
 ) -> None:
@@ -414,7 +430,7 @@ def _add_posteriors(
             coefficient[places[s]] += terms[s]
 
 
-@jit
+@jit_inline
 def _add_visits(here: Any, after: Any, log_z: Any, places: Any, terms: Any, coefficient: Any, like: Any) -> None:
     """Where a state is kept and entered by the same token: adds the posteriors of being there, exp(here + after - log_z)."""
     for i in range(0, here.size, width(like)):
@@ -424,7 +440,7 @@ def _add_visits(here: Any, after: Any, log_z: Any, places: Any, terms: Any, coef
         coefficient[places[s]] += terms[s]
 
 
-@jit
+@jit_inline
 def _weigh_stars(before: Any, after: Any, log_z: Any, weight: Any, log_outside: Any, like: Any) -> Any:
     """log_outside = before + after - log_z + weight, what each star's posterior is but for its sum of tokens; the largest."""
     tops = widen(every(-np.inf, like))
@@ -435,7 +451,7 @@ def _weigh_stars(before: Any, after: Any, log_z: Any, weight: Any, log_outside: 
     return largest(tops)
 
 
-@jit
+@jit_inline
 def _sum_stars(log_outside: Any, top: Any, left_out: Any, sums: Any, terms: Any, like: Any) -> Any:
     """The sum of e^(log_outside - top), and by columns the sums over the stars that leave them out."""
     sums[:] = 0.0
@@ -447,7 +463,7 @@ def _sum_stars(log_outside: Any, top: Any, left_out: Any, sums: Any, terms: Any,
     return whole
 
 
-@jit
+@jit_inline
 def _add_stars(
     log_outside: Any, top: Any, whole: Any, left_out: Any, value: Any, probability: Any, blank: Any, coefficient: Any,
     sums: Any, terms: Any, like: Any,
@@ -472,16 +488,24 @@ def _add_stars(
         apart = select(enough, apart, every(1.0, like))
     coefficient[blank] = kept
     if largest(apart) > 0:
-        for c in range(coefficient.size):
-            if whole - sums[c] <= _ENOUGH * whole:
-                for s in range(log_outside.size):
-                    log_outside[s] = -np.inf if left_out[s] == c else log_outside[s]
-                second = maximum(log_outside, like)
-                if second > -np.inf:
-                    coefficient[c] += math.exp(value[c] + second) * _terms(log_outside, second, terms, like)
+        _add_apart(log_outside, whole, left_out, value, coefficient, sums, terms, like)
 
 
 @jit
+def _add_apart(
+    log_outside: Any, whole: Any, left_out: Any, value: Any, coefficient: Any, sums: Any, terms: Any, like: Any
+) -> None:
+    """The column that almost all stars leave out: the few that hold it are summed by themselves, with a maximum of their own."""
+    for c in range(coefficient.size):
+        if whole - sums[c] <= _ENOUGH * whole:
+            for s in range(log_outside.size):
+                log_outside[s] = -np.inf if left_out[s] == c else log_outside[s]
+            second = maximum(log_outside, like)
+            if second > -np.inf:
+                coefficient[c] += math.exp(value[c] + second) * _terms(log_outside, second, terms, like)
+
+
+@jit_inline
 def _terms(values: Any, top: Any, terms: Any, like: Any) -> Any:
     """terms = exp(values - top), and their sum in float64."""
     result = widen(every(0.0, like))
@@ -492,7 +516,7 @@ def _terms(values: Any, top: Any, terms: Any, like: Any) -> Any:
     return total(result)
 
 
-@jit
+@jit_inline
 def _fill(row: Any, shift: Any, factor: Any, out: Any, like: Any) -> None:
     """out = factor * exp(row + shift). The pivot takes the large part of the shift, so that nothing is rounded twice."""
     pivot = narrow(-shift, like)
@@ -502,13 +526,13 @@ def _fill(row: Any, shift: Any, factor: Any, out: Any, like: Any) -> None:
         store(exp((load(row, i, 0.0, like) - pivot) + small) * scale, out, i)
 
 
-@jit
+@jit_inline
 def _exp_all(values: Any, out: Any, like: Any) -> None:
     for i in range(0, out.size, width(like)):
         store(exp(narrow(load(values, i, 0.0, like), like)), out, i)
 
 
-@jit
+@jit_inline
 def _subtract(probability: Any, posterior: Any, factor: Any, out: Any, like: Any) -> None:
     """out = factor * (probability - posterior), where no probability counts as 0."""
     for i in range(0, out.size, width(like)):
@@ -533,9 +557,9 @@ def gradient_kernel(
         stop = min(frames, t + end - item)
         item += stop - t
         inside = max(t, min(stop, lengths[b])) if log_z[b] != -np.inf else t
-        _fill_frames(inside, stop, out_flat, b * out_stride_b, out_stride_t, vocabulary, 0.0)
+        fill_frames(inside, stop, out_flat, b * out_stride_b, out_stride_t, vocabulary, 0.0)
         if log_z[b] != log_z[b]:
-            _fill_frames(t, inside, out_flat, b * out_stride_b, out_stride_t, vocabulary, np.nan)
+            fill_frames(t, inside, out_flat, b * out_stride_b, out_stride_t, vocabulary, np.nan)
             continue
         skips = skip[b] if skip.size else skip.reshape(-1)
         for first in range(t, inside, FRAMES):
@@ -547,7 +571,8 @@ def gradient_kernel(
 
 
 @jit
-def _fill_frames(begin: Any, end: Any, flat: Any, start: Any, stride_t: Any, vocabulary: Any, number: Any) -> None:
+def fill_frames(begin: Any, end: Any, flat: Any, start: Any, stride_t: Any, vocabulary: Any, number: Any) -> None:
+    """Sets rows begin..end-1 of an utterance to the number."""
     for t in range(begin, end):
         flat[start + t * stride_t : start + t * stride_t + vocabulary] = number
 

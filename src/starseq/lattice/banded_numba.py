@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from starseq.lattice import threads
-from starseq.lattice.elementary_numba import exp, jit, jit_outer, logaddexp
+from starseq.lattice.elementary_numba import exp, jit, jit_inline, jit_outer, logaddexp
 from starseq.lattice.lanes_numba import load, narrow, select, store, widen, width
 from starseq.lattice.topology import Topology
 
@@ -56,21 +56,21 @@ def arrays_of(topology: Topology) -> tuple[Any, int, Any]:
     return topology.num_states.numpy(), topology.ends, skip
 
 
-@jit
+@jit_inline
 def _reach(step: Any, frames: Any, states: Any, width: Any) -> Any:
     """The states at time `step` that lie on some path: reachable from state 0, and able to reach the last two states."""
     low = max(0, states - 2 - width * (frames - step))
     return min(low, states), max(min(low, states), min(states, 1 + width * step))
 
 
-@jit
+@jit_inline
 def _sum_chain(here: Any, stay: Any, beside: Any, move: Any, out: Any, like: Any) -> None:
     for i in range(0, out.size, width(like)):
         staying = load(here, i, 0.0, like) + load(stay, i, 0.0, like)
         store(logaddexp(staying, load(beside, i, 0.0, like) + load(move, i, 0.0, like), like), out, i)
 
 
-@jit
+@jit_inline
 def _forward_skip(here: Any, stay: Any, one: Any, two: Any, skip: Any, enter: Any, out: Any, like: Any) -> None:
     for i in range(0, out.size, width(like)):
         further = select(load(skip, i, 0.0, like), load(two, i, 0.0, like), -np.inf)
@@ -78,7 +78,7 @@ def _forward_skip(here: Any, stay: Any, one: Any, two: Any, skip: Any, enter: An
         store(logaddexp(load(here, i, 0.0, like) + load(stay, i, 0.0, like), entering, like), out, i)
 
 
-@jit
+@jit_inline
 def _backward_skip(
     here: Any, stay: Any, one: Any, enter_one: Any, two: Any, enter_two: Any, skip: Any, out: Any, like: Any
 ) -> None:
@@ -89,7 +89,7 @@ def _backward_skip(
         store(logaddexp(load(here, i, 0.0, like) + load(stay, i, 0.0, like), leaving, like), out, i)
 
 
-@jit
+@jit_inline
 def _forward(
     t: Any, log_stay: Any, log_enter: Any, skip: Any, frames: Any, states: Any, log_alpha: Any, like: Any
 ) -> None:
@@ -114,7 +114,7 @@ def _forward(
         _forward_skip(here, stay[low:high], one, two, skip[low:high], enter[low:high], out, like)
 
 
-@jit
+@jit_inline
 def _backward(
     t: Any, log_stay: Any, log_enter: Any, skip: Any, frames: Any, states: Any, log_beta: Any, like: Any
 ) -> None:
@@ -173,7 +173,7 @@ def sum_utterance(
     return log_z
 
 
-@jit
+@jit_inline
 def add_posteriors(log_alpha: Any, log_score: Any, log_beta: Any, log_z: Any, sums: Any, like: Any) -> None:
     """Adds to the sums (S,) the posteriors of one arc a state at a frame."""
     for i in range(0, sums.size, width(like)):

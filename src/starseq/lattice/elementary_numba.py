@@ -16,13 +16,12 @@ from numba.extending import overload
 
 from starseq.lattice.lanes_numba import (
     Lanes,
-    floor,
     largest,
     load,
     narrow,
+    nearest,
     select,
     split,
-    two_to_the,
     widen,
     width,
 )
@@ -30,7 +29,10 @@ from starseq.lattice.lanes_numba import (
 _OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 # `contract` allows fused multiply-adds and nothing else: infinities, NaN and the order of sums stay as written. Without numba's
 # run-time (`_nrt`) nothing can be allocated, but a slice costs no counting of references, which is as much as a short loop.
-jit = numba.njit(fastmath={"contract"}, _nrt=False, forceinline=True, **_OPTIONS)
+jit = numba.njit(fastmath={"contract"}, _nrt=False, **_OPTIONS)
+# For what is called at every frame: an array is seven arguments, and handing over a few costs as much as a short loop. (Not for
+# all: what is inlined is compiled anew in each place.)
+jit_inline = numba.njit(fastmath={"contract"}, _nrt=False, forceinline=True, **_OPTIONS)
 # For the outermost functions, which allocate scratch space.
 jit_outer = numba.njit(**_OPTIONS)
 
@@ -43,23 +45,36 @@ _LN2, _LOWEST = math.log(2), -1.7976931348623157e308
 # exp(r) for |r| <= ln 2 / 2, and atanh(z) / z in powers of z^2 for |z| <= 1/3, interpolated at Chebyshev nodes.
 _E3, _E4 = np.float32(0.16666415333747864), np.float32(0.04166635125875473)
 _E5, _E6 = np.float32(0.00837512593716383), np.float32(0.0013941108481958508)
+_D2, _D3, _D4 = 0.5000000013465808, 0.16666666681623266, 0.04166646492528329
+_D5, _D6, _D7 = 0.008333310925471906, 0.0013933649996558323, 0.0001989099083122203
+_FAR = 708.0  # e^-708 is a normal float64
 _A1, _A2 = np.float32(0.3333316147327423), np.float32(0.20012298226356506)
 _A3, _A4 = np.float32(0.13982579112052917), np.float32(0.14078889787197113)
 
 
-@jit
+@jit_inline
 def _exp_float32(x: Any) -> Any:
     bounded = select(x < _SMALLEST, _SMALLEST, x)
     bounded = select(bounded > _LARGEST, _LARGEST, bounded)
-    n = floor(bounded * _ROUND + _HALF)
-    n = select(n == n, n, _ZERO)  # the conversion of NaN to an integer is undefined; `r` carries it on
+    n, two_to_the_n = nearest(bounded * _ROUND)
     r = (bounded - n * _LN2_HIGH) - n * _LN2_LOW
     power = _ONE + (r + r * r * (_HALF + r * (_E3 + r * (_E4 + r * (_E5 + r * _E6)))))
-    result = select(x < _SMALLEST, _ZERO, power * two_to_the(n))
+    result = select(x < _SMALLEST, _ZERO, power * two_to_the_n)
     return select(x > _LARGEST, _INF, result)
 
 
-@jit
+@jit_inline
+def _exp_float64(x: Any) -> Any:
+    bounded = select(x < -_FAR, -_FAR, x)
+    bounded = select(bounded > _FAR, _FAR, bounded)
+    n, two_to_the_n = nearest(bounded * (1.0 / _LN2))
+    r = bounded - n * _LN2
+    power = 1.0 + (r + r * r * (_D2 + r * (_D3 + r * (_D4 + r * (_D5 + r * (_D6 + r * _D7))))))
+    result = select(x < -_FAR, 0.0, power * two_to_the_n)
+    return select(x > _FAR, np.inf, result)
+
+
+@jit_inline
 def _log1p_float32(x: Any) -> Any:
     z = x / (_TWO + x)
     q = z * z
@@ -67,7 +82,7 @@ def _log1p_float32(x: Any) -> Any:
 
 
 def exp(x: Any) -> Any:
-    """e^x in the precision of x; in float32 0 below the smallest normal number, inf above e^88."""
+    """e^x in the precision of x, lanes of float64 to 3e-10; in float32 0 below the smallest normal number, inf above e^88."""
     raise NotImplementedError("compiled code only")
 
 
@@ -90,7 +105,12 @@ def _overload_exp(x: Any) -> Any:
     def library(x: Any) -> Any:
         return math.exp(x)
 
-    return library if x == types.float64 else polynomial
+    def double_polynomial(x: Any) -> Any:
+        return _exp_float64(x)
+
+    if x == types.float64:
+        return library
+    return double_polynomial if x == Lanes(types.float64) else polynomial
 
 
 @overload(log1p)  # type: ignore[untyped-decorator]
@@ -104,7 +124,7 @@ def _overload_log1p(x: Any) -> Any:
     return library if x == types.float64 else polynomial
 
 
-@jit
+@jit_inline
 def _log_lanes(x: Any) -> Any:
     mantissa, power = split(x)
     return power * _LN2 + widen(_log1p_float32(narrow(mantissa - 1.0, x)))
@@ -121,7 +141,7 @@ def _overload_log(x: Any) -> Any:
     return lanes if isinstance(x, Lanes) else library
 
 
-@jit
+@jit_inline
 def logaddexp(a: Any, b: Any, like: Any) -> Any:
     """log(e^a + e^b) for float64 a and b; -inf twice gives -inf, NaN gives NaN."""
     larger, smaller = select(b > a, b, a), select(b > a, a, b)
@@ -129,7 +149,7 @@ def logaddexp(a: Any, b: Any, like: Any) -> Any:
     return larger + widen(log1p(exp(narrow(smaller - base, like))))
 
 
-@jit
+@jit_inline
 def maximum(values: Any, like: Any) -> Any:
     """The largest value of a contiguous array, as float64; -inf for none. NaN is passed over or returned, as it falls."""
     if values.size == 0:

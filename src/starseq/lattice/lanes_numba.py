@@ -116,6 +116,11 @@ def store(value: Any, array: Any, i: int) -> None:
     raise NotImplementedError("compiled code only")
 
 
+def prefetch(array: Any, i: int) -> None:
+    """Says that element i will soon be read or written; it need not exist."""
+    raise NotImplementedError("compiled code only")
+
+
 def select(truth: Any, a: Any, b: Any) -> Any:
     """a where it is true, else b, lane by lane."""
     raise NotImplementedError("compiled code only")
@@ -146,13 +151,8 @@ def largest(x: Any) -> float:
     raise NotImplementedError("compiled code only")
 
 
-def floor(x: Any) -> Any:
-    """The whole number below."""
-    raise NotImplementedError("compiled code only")
-
-
-def two_to_the(n: Any) -> Any:
-    """2^n for float32 n that are whole and within -126..127: the exponent's bits."""
+def nearest(x: Any) -> Any:
+    """(n, 2^n) with n the whole number nearest to x, where 2^n is a normal number; NaN gives NaN and any number."""
     raise NotImplementedError("compiled code only")
 
 
@@ -186,6 +186,11 @@ def _overload_store(value: Any, array: Any, i: Any) -> Any:
         array[i] = value
 
     return one
+
+
+@_overload(prefetch)  # type: ignore[untyped-decorator]
+def _overload_prefetch(array: Any, i: Any) -> Any:
+    return lambda array, i: _prefetch(array, i)
 
 
 @_overload(select)  # type: ignore[untyped-decorator]
@@ -224,14 +229,9 @@ def _overload_largest(x: Any) -> Any:
     return (lambda x: _largest(x)) if isinstance(x, Lanes) else (lambda x: x)
 
 
-@_overload(floor)  # type: ignore[untyped-decorator]
-def _overload_floor(x: Any) -> Any:
-    return (lambda x: _floor(x)) if isinstance(x, Lanes) else (lambda x: np.floor(x))
-
-
-@_overload(two_to_the)  # type: ignore[untyped-decorator]
-def _overload_two_to_the(n: Any) -> Any:
-    return lambda n: _two_to_the(n)
+@_overload(nearest)  # type: ignore[untyped-decorator]
+def _overload_nearest(x: Any) -> Any:
+    return lambda x: _nearest(x)
 
 
 @_overload(split)  # type: ignore[untyped-decorator]
@@ -312,6 +312,20 @@ def _store(typing_context: Any, value: Any, array: Any, i: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def _prefetch(typing_context: Any, array: Any, i: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, place = arguments
+        data = context.make_array(array)(context, builder, values).data
+        pointer = builder.bitcast(builder.gep(data, [place]), ir.IntType(8).as_pointer())
+        flags = [ir.Constant(_I32, n) for n in (0, 3, 1)]  # to read, in the nearest cache, data
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0"), [pointer, *flags])
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def _select(typing_context: Any, truth: Any, a: Any, b: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.select(arguments[0], *_alike(context, builder, signature.args[1:], arguments[1:]))
@@ -368,26 +382,27 @@ _largest = _folded(lambda builder, a, b: builder.select(builder.fcmp_ordered(">"
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _floor(typing_context: Any, x: Any) -> Any:
+def _nearest(typing_context: Any, x: Any) -> Any:
+    result = types.Tuple((x, x))  # type: ignore[attr-defined]
+    dtype = x.dtype if isinstance(x, Lanes) else x
+    whole, digits, bias = (_I32, 23, 127) if dtype == types.float32 else (_I64, 52, 1023)
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def constant(kind: Any, number: Any) -> Any:
+            return _constants(kind, [number] * LANES) if isinstance(x, Lanes) else ir.Constant(kind, number)
+
         (value,) = arguments
-        name = f"llvm.floor.{_SUFFIX[x.dtype]}"
-        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(value.type, [value.type]), name)
-        return builder.call(function, [value])
+        # Beside so large a number there is no room for a fraction, and the last bits are n. Not by converting to an integer:
+        # that is undefined for NaN.
+        large = constant(_ELEMENTS[dtype], 1.5 * 2.0**digits)
+        sum_of_both = builder.fadd(value, large)
+        bits = builder.bitcast(sum_of_both, constant(whole, 0).type)
+        power = builder.add(builder.shl(bits, constant(whole, digits)), constant(whole, bias << digits))
+        return context.make_tuple(
+            builder, result, [builder.fsub(sum_of_both, large), builder.bitcast(power, value.type)]
+        )
 
-    return x(x), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _two_to_the(typing_context: Any, n: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        (value,) = arguments
-        whole = ir.VectorType(_I32, LANES) if isinstance(n, Lanes) else _I32
-        constant = (lambda x: _constants(_I32, [x] * LANES)) if isinstance(n, Lanes) else lambda x: ir.Constant(_I32, x)
-        exponent = builder.add(builder.fptosi(value, whole), constant(127))
-        return builder.bitcast(builder.shl(exponent, constant(23)), value.type)
-
-    return n(n), generate
+    return result(x), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

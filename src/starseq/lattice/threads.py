@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-_WORTH_A_THREAD = (
-    100_000  # elementary steps: about a tenth of a millisecond, several times the price of handing work over
-)
+# Elementary steps, of a nanosecond or two. Handing work over takes a tenth of a millisecond, and more where torch's own threads
+# still spin on the other core.
+_WORTH_A_THREAD = 200_000
 _Task = tuple[Callable[[], None], "SimpleQueue[BaseException | None]"]
 _pools: dict[tuple[int, int], SimpleQueue[_Task]] = {}
 

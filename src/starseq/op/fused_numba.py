@@ -1,7 +1,8 @@
 """The operation on the CPU in one compiled pass forward and one backward.
 
-The kernels are those of `separate`, but an utterance goes through all of them at once, so that its scores stay in the cache, and
-what Python would do in between is compiled as well.
+An utterance goes through all kernels at once, so that its scores stay in the cache, and what Python would do in between is
+compiled as well. float32 probabilities are first tried without logarithms (emissions.linear_numba, lattice.scaled_numba), which is
+faster; an utterance whose numbers are too far apart for that goes through the kernels of `separate`, as does all else.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from starseq.arguments import check_values
+from starseq.emissions.linear_numba import gradient_frames, weigh_frames
 from starseq.emissions.tokens import NONE
 from starseq.emissions.vocabulary_numba import (
     AS_ENTERED,
@@ -21,6 +23,7 @@ from starseq.emissions.vocabulary_numba import (
     Columns,
     cost,
     empty_columns,
+    fill_frames,
     find_columns,
     gradient_kernel,
     gradient_like,
@@ -30,6 +33,8 @@ from starseq.emissions.vocabulary_numba import (
 from starseq.lattice import threads
 from starseq.lattice.banded_numba import add_posteriors, sum_utterance
 from starseq.lattice.elementary_numba import jit, jit_outer
+from starseq.lattice.lanes_numba import LANES
+from starseq.lattice.scaled_numba import padded, sum_scaled
 from starseq.op import separate
 from starseq.op.form import form_of
 from starseq.op.reduction import for_each
@@ -37,6 +42,7 @@ from starseq.op.setting import Batch, Saved, Setting, loss_dtype
 
 _MEAN, _SUM, _NONE = range(3)
 _REDUCTIONS = {"mean": _MEAN, "sum": _SUM, "none": _NONE}
+_LONG = 128  # states of a merging graph: paths of blanks alone are then mostly too far from those with all labels
 _MUCH = 1_000_000  # logits of one utterance: where so large ones are few, threads had better share their frames
 
 
@@ -47,6 +53,7 @@ class _Known(NamedTuple):
     num_states: Any  # (B,)
     ends: int
     skip: Any  # (B, S), or (0, 0)
+    scaled: Any  # (B,), whether it was summed without logarithms
 
 
 def forward(
@@ -65,17 +72,21 @@ def forward(
     S = (1 + form.merging) * targets.shape[1] + 1
     known = _Known(
         empty_columns(B, S, V, AS_ENTERED if form.merging else BLANK, form.stars), np.empty(B, np.int64), 1 + form.merging,
-        np.empty((B, S) if form.merging else (0, 0), np.bool_),
+        np.empty((B, S) if form.merging else (0, 0), np.bool_), np.zeros(B, np.bool_),
     )  # fmt: skip
     weights = _NO_WEIGHTS if log_penalty is None else log_penalty.numpy()
     if not _know(targets.numpy(), frames, labels, weights, T, V, setting.blank, form.leaves_out, validate, known):
         check_values(targets, input_lengths, target_lengths, log_penalty, logits.shape, setting.blank)
-    both, dtype = differentiable or inserted, loss_dtype(logits)
-    saved = torch.empty(B * (1 + T + (1 + both) * (T + 1) * S), dtype=torch.float64)
+    dtype = loss_dtype(logits)
+    # float64 is for those who want every digit; scores that are no probabilities may be of any size.
+    scaled = setting.normalized and dtype == torch.float32
+    both = scaled or differentiable or inserted
+    saved = torch.empty(B * (1 + 3 * T + (1 + both) * (T + 1) * S), dtype=torch.float64)
     sums = _parts(saved, B, T, S)
     insertions = torch.empty((B, S) if inserted else (0, 0), dtype=dtype)
     threads.run(
-        _forward, B, cost(logits, S), *rows_of(logits), T, V, known, frames, setting.normalized, sums, insertions.numpy(),
+        _forward_scaled if scaled else _forward, B, cost(logits, S), *rows_of(logits), T, V, known, frames, setting.normalized,
+        sums, insertions.numpy(),
     )  # fmt: skip
     loss = torch.empty(B if reduction == "none" else 1, dtype=dtype)
     _reduce(sums[0], labels, _REDUCTIONS[reduction], zero_infinity, loss.numpy())
@@ -100,10 +111,9 @@ def backward(
         result = gradient_like(logits)
         each = np.empty(B)
         _share(grad.reshape(-1).numpy(), target_lengths.numpy(), _REDUCTIONS[reduction], each)
-        log_z, norm, log_alpha, log_beta = _parts(sums, B, T, S)
         threads.run(
-            gradient_kernel, B * T, cost(logits, S), *rows_of(logits), *rows_of(result), T, V, known.columns,
-            input_lengths.numpy(), setting.normalized, known.skip, known.num_states, each, norm, log_alpha, log_beta, log_z,
+            _gradient, B * T, cost(logits, S), *rows_of(logits), *rows_of(result), T, V, known, input_lengths.numpy(),
+            setting.normalized, each, _parts(sums, B, T, S),
         )  # fmt: skip
         for_logits = result if result.dtype == logits.dtype else result.to(logits.dtype)
     if needs_penalty:
@@ -115,14 +125,19 @@ _NO_WEIGHTS = np.empty((0, 0), np.float32)
 
 
 def _parts(saved: Tensor, B: int, T: int, S: int) -> tuple[Any, Any, Any, Any]:
-    """log_z (B,), norm (B, T), log_alpha and log_beta (B, T+1, S), of which the last may be missing: one block of memory."""
-    memory, z, norms, sums = saved.numpy(), B, B * (1 + T), B * (T + 1) * S
-    beta = memory[norms + sums :]
+    """log_z (B,), stats (3, B, T), and the sums of both directions (B, T+1, S), of which the last may be missing: one block of
+    memory.
+
+    Of an utterance summed with logarithms, stats[0] is the norm, and the sums are logarithms; of others stats are the tops, the
+    inverses and the factors of emissions.linear_numba and lattice.scaled_numba.
+    """
+    memory, stats, sums = saved.numpy(), B * (1 + 3 * T), B * (T + 1) * S
+    backward = memory[stats + sums :]
     return (
-        memory[:z],
-        memory[z:norms].reshape(B, T),
-        memory[norms : norms + sums].reshape(B, T + 1, S),
-        beta.reshape(B if beta.size else 0, T + 1, S),
+        memory[:B],
+        memory[B:stats].reshape(3, B, T),
+        memory[stats : stats + sums].reshape(B, T + 1, S),
+        backward.reshape(B if backward.size else 0, T + 1, S),
     )
 
 
@@ -219,8 +234,8 @@ def _utterance(
     scores: Any, stats: Any, picked: Any, like: Any,
 ) -> None:  # fmt: skip
     """Scores and sums of utterance b. scores: enter, stay and star, (T, S) each, as far as there are any."""
-    log_z, norm, log_alpha, log_beta = sums
-    states = known.num_states[b]
+    log_z, stats_of, log_alpha, log_beta = sums
+    norm, states = stats_of[0], known.num_states[b]
     log_enter, log_stay = scores[0], scores[min(1, scores.shape[0] - 1)]
     score_frames(
         0, frames, flat, start, stride_t, vocabulary, b, states, known.columns, normalized, log_stay, log_enter,
@@ -229,6 +244,90 @@ def _utterance(
     skip = known.skip[b] if known.skip.size else known.skip.reshape(-1)
     beta = log_beta[b] if log_beta.size else log_alpha[b, :0]
     log_z[b] = sum_utterance(log_stay, log_enter, known.ends, skip, frames, states, log_alpha[b], beta, like)
+
+
+@jit_outer
+def _forward_scaled(
+    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any, known: Any, lengths: Any,
+    normalized: Any, sums: Any, insertions: Any,
+) -> None:  # fmt: skip
+    """As _forward, without logarithms where that is safe, which is found out by trying, unless it is unlikely."""
+    columns, visits = known.columns, known.columns.loops == AS_ENTERED
+    size, count = padded(columns.enter.shape[2]), columns.token.shape[1]
+    scores, like = np.empty((3 if insertions.size else 2, frames * size + LANES)), np.empty(0, flat.dtype)
+    stats, picked, powers = np.empty((FRAMES, 2)), np.empty((FRAMES, count), flat.dtype), np.empty((FRAMES, count + 1))
+    chosen, exponents, rows = np.empty((2 * FRAMES, size)), np.empty((2, frames + 1)), np.empty(4 * (size + 2 * LANES))
+    skips = np.zeros(size + LANES if known.skip.size else 0)
+    log_z, stats_of, alpha, beta = sums
+    star = scores[2] if insertions.size else scores[0, :0]
+    stay, enter = scores[1 if visits else 0], scores[1]
+    for b in range(begin, end):
+        states = known.num_states[b]
+        good = (not visits or states <= _LONG) and weigh_frames(
+            lengths[b], flat, b * stride_b, stride_t, vocabulary, b, states, columns, stay, enter, star, stats_of[0, b],
+            stats_of[1, b], stats, picked, powers, chosen, like,
+        )  # fmt: skip
+        if good:
+            if skips.size:
+                skips[:states] = known.skip[b, :states]
+                skips[states:] = 0.0
+            log_z[b] = sum_scaled(
+                stay, enter, known.ends, skips, lengths[b], states, alpha[b], beta[b], visits, stats_of[2, b], exponents, rows,
+                like,
+            )  # fmt: skip
+            good = log_z[b] == log_z[b]
+        known.scaled[b] = good
+        if not good:
+            _forward(
+                b, b + 1, flat, stride_b, stride_t, frames, vocabulary, known, lengths, normalized, sums, insertions
+            )
+        elif insertions.size:
+            _insertions_scaled(lengths[b], states, star, alpha[b], beta[b], stats_of[2, b], rows, insertions[b])
+
+
+@jit
+def _insertions_scaled(
+    frames: Any, states: Any, star: Any, alpha: Any, beta: Any, factor: Any, inserted: Any, out: Any
+) -> None:
+    """As _insertions."""
+    inserted[:states] = 0.0
+    for t in range(frames):
+        for s in range(states):
+            inserted[s] += alpha[t, s] * (star[t * padded(states) + s] * factor[t]) * beta[t + 1, s]
+    for s in range(out.size):
+        out[s] = inserted[s] if s < states else 0.0
+
+
+@jit_outer
+def _gradient(
+    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
+    frames: Any, vocabulary: Any, known: Any, lengths: Any, normalized: Any, grad: Any, sums: Any,
+) -> None:  # fmt: skip
+    """The gradients of rows begin..end-1 of all B * T."""
+    columns = known.columns
+    states, count = columns.enter.shape[2], columns.token.shape[1]
+    picked, by_column = np.empty((FRAMES, count), flat.dtype), np.empty((2, FRAMES, count + 1))
+    terms, weights, like = np.empty((2, FRAMES, states)), np.empty((FRAMES, 2)), np.empty(0, flat.dtype)
+    log_z, stats, alpha, beta = sums
+    item = begin
+    while item < end:
+        b, t = item // frames, item % frames
+        stop = min(frames, t + end - item)
+        if not known.scaled[b]:
+            gradient_kernel(
+                item, item + stop - t, flat, stride_b, stride_t, out_flat, out_stride_b, out_stride_t, frames, vocabulary,
+                columns, lengths, normalized, known.skip, known.num_states, grad, stats[0], alpha, beta, log_z,
+            )  # fmt: skip
+        else:
+            inside = max(t, min(stop, lengths[b]))
+            fill_frames(inside, stop, out_flat, b * out_stride_b, out_stride_t, vocabulary, 0.0)
+            for first in range(t, inside, FRAMES):
+                gradient_frames(
+                    first, min(first + FRAMES, inside), flat, b * stride_b, stride_t, out_flat, b * out_stride_b, out_stride_t,
+                    vocabulary, b, known.num_states[b], columns, grad[b], alpha[b], beta[b], stats[0, b], stats[1, b],
+                    stats[2, b], picked, by_column[0], by_column[1], terms, weights, like,
+                )  # fmt: skip
+        item += stop - t
 
 
 @jit
