@@ -220,3 +220,19 @@ def test_every_backend_is_tested_here() -> None:
 
     elsewhere = {"auto", "triton"}  # by device; needs CUDA
     assert set(names) - elsewhere <= set(BACKENDS)
+
+
+def test_a_number_as_penalty_is_good_for_a_gradient_after_inference() -> None:
+    """The tensor that stands for the number is kept from call to call."""
+    logits, targets, lengths = (
+        torch.randn(2, 5, 4),
+        torch.tensor([[1], [2]]),
+        (torch.tensor([5, 5]), torch.tensor([1, 1])),
+    )
+    with torch.inference_mode():
+        starseq.stc_loss(logits, targets, *lengths, penalty=-0.1234, batch_first=True)
+    kept, fresh = (logits.clone().requires_grad_() for _ in range(2))
+    starseq.stc_loss(kept, targets, *lengths, penalty=-0.1234, batch_first=True).backward()
+    starseq.stc_loss(fresh, targets, *lengths, penalty=torch.tensor(-0.1234), batch_first=True).backward()
+    assert kept.grad is not None
+    assert torch.equal(kept.grad, fresh.grad)

@@ -100,14 +100,15 @@ def per_gap_penalty(penalty: float | Tensor, batch: int, width: int, batched: bo
     return penalty.expand(batch, width + 1)
 
 
-_NUMBERS: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
+_NUMBERS: dict[tuple[float, torch.dtype, torch.device, int], Tensor] = {}
 
 
 def _number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A 0-d tensor that nobody writes to, made once: making it costs as much as a small kernel."""
     if torch.compiler.is_compiling():
         return torch.full((), value, dtype=dtype, device=device)
-    key = (value, dtype, device)
+    # One for each stream: on another it might be read before it is written.
+    key = (value, dtype, device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
     number = _NUMBERS.get(key)
     if number is None:
         with torch.inference_mode(False):  # or it could be saved for no backward
