@@ -44,6 +44,7 @@ EMIT_TORCH, EMIT_NUMBA = "emissions/vocabulary_torch.py", "emissions/vocabulary_
 LATTICE_TORCH, LATTICE_NUMBA = "lattice/banded_torch.py", "lattice/banded_numba.py"
 FUSED_NUMBA, LINEAR_NUMBA, SCALED_NUMBA = "op/fused_numba.py", "emissions/linear_numba.py", "lattice/scaled_numba.py"
 TORCH, NUMBA, SINGLE = vectors("torch-float64"), vectors("numba-float64"), vectors("numba-float32")
+PENALTY = "tests/test_penalty.py"
 BEHAVIOUR, LADDER = "tests/test_loss_behaviour.py", "tests/test_loss_ladder.py"
 
 MUTANTS = [
@@ -148,7 +149,7 @@ MUTANTS = [
            "known = count if normalized else 0", "known = count", "tests/op/test_fused_numba.py -k any_size"),
     Mutant("numba: zero_infinity zeroes nothing", FUSED_NUMBA,
            "zero_infinity and log_z[b] == -np.inf", "zero_infinity and log_z[b] == np.inf",
-           numerics("numba-float64", "zero_infinity")),
+           numerics("numba", "zero_infinity")),
     Mutant("numba: the mean divides by no labels", FUSED_NUMBA,
            "loss / max(target_lengths[b], 1)", "loss / target_lengths[b]", "tests/op/test_fused_numba.py -k reductions"),
     Mutant("numba: a penalty of NaN is let through", FUSED_NUMBA, "if not weights[b, u] <= 0:", "if weights[b, u] > 0:",
@@ -175,11 +176,17 @@ MUTANTS = [
     # insertions and penalty
     Mutant("the penalty's gradient has the wrong sign", "op/separate.py",
            "(-insertions * each[:, None])", "(insertions * each[:, None])", f"{LADDER} -k 'gradcheck_stc and numba'"),
-    Mutant("the schedule moves at double speed", "penalty.py", "self.step += 1", "self.step += 2",
-           "tests/test_penalty.py"),
+    Mutant("the schedule moves at double speed", "penalty.py",
+           '"""One optimiser step is done."""\n        self.step += 1', '"""One optimiser step is done."""\n        self.step += 2',
+           PENALTY),
     Mutant("the step is not saved", "penalty.py",
-           "torch.zeros((), dtype=torch.int64))", "torch.zeros((), dtype=torch.int64), persistent=False)",
-           "tests/test_penalty.py"),
+           "torch.zeros((), dtype=torch.int64))\n\n    def forward(self, step",
+           "torch.zeros((), dtype=torch.int64), persistent=False)\n\n    def forward(self, step", PENALTY),
+    Mutant("adaptive: a token on two frames is read twice", "penalty.py",
+           "is_read & (token != nn.functional.pad(token[:, :-1], (1, 0), value=blank))", "is_read.clone()", PENALTY),
+    Mutant("adaptive: a step's counts are counted again", "penalty.py", "        self.upcoming.zero_()\n", "", PENALTY),
+    Mutant("adaptive: reading nothing is reading everything", "penalty.py",
+           "(at_label & is_read).sum()", "at_label.sum()", PENALTY),
     # what a program relies on
     Mutant("the mean divides by no labels", "op/reduction.py", "losses / target_lengths.clamp(min=1)", "losses / target_lengths",
            "tests/test_loss_inputs.py -k 'reductions and torch'"),

@@ -168,6 +168,14 @@ def test_what_it_counts() -> None:
     assert penalty.upcoming.tolist() == [2, 3, 3]
 
 
+def test_counts_fade_with_the_window() -> None:
+    penalty = AdaptivePenalty(window=2)
+    penalty.observe(one_hot([[1, 0, 2]], 4), torch.tensor([[1]]), torch.tensor([3]), torch.tensor([1]))
+    for share in (1, 0.5, 0.25):
+        penalty.advance()
+        assert penalty.counts.tolist() == [share, 2 * share, share]
+
+
 def test_an_utterance_without_any_path_is_read_but_has_no_labels() -> None:
     penalty = AdaptivePenalty()
     penalty.observe(one_hot([[1, 2]], 4), torch.tensor([[1, 2, 3]]), torch.tensor([2]), torch.tensor([3]))
