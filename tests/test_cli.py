@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from tests.commands import Command
 
-from starseq import cli
 from starseq.data.manifest import read_manifest, write_manifest
 
 
@@ -23,31 +21,9 @@ def full(tmp_path: Path) -> Path:
     return path
 
 
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Outcome]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["starseq", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit:
-            cli.main()
-        captured = capsys.readouterr()
-        code = exit.value.code
-        return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
-
-    return call
-
-
-def test_drop_prints_what_is_left_and_draws_it(run: Run, full: Path, tmp_path: Path) -> None:
+def test_drop_prints_what_is_left_and_draws_it(command: Command, full: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    done = run("drop", full, out, "--p-drop", 0.5, "--mark", "--keep-text", "--seed", 7)
+    done = command("drop", full, out, "--p-drop", 0.5, "--mark", "--keep-text", "--seed", 7)
     assert (done.code, done.err) == (0, "")
     rows = list(read_manifest(out))
     kept = sum(len(row.partial("word").labels) for row in rows)
@@ -59,8 +35,8 @@ def test_drop_prints_what_is_left_and_draws_it(run: Run, full: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("strategy", [("--sample-splits", "0.1,0.4,0.7"), ("--word-splits", "0,0.5,1")])
-def test_drop_by_splits(run: Run, full: Path, tmp_path: Path, strategy: tuple[str, str]) -> None:
-    assert run("drop", full, tmp_path / "out.jsonl", *strategy, "--unit", "char", "--no-plot").code == 0
+def test_drop_by_splits(command: Command, full: Path, tmp_path: Path, strategy: tuple[str, str]) -> None:
+    assert command("drop", full, tmp_path / "out.jsonl", *strategy, "--unit", "char", "--no-plot").code == 0
     assert not (tmp_path / "out.png").exists()
 
 
@@ -87,14 +63,14 @@ def test_drop_by_splits(run: Run, full: Path, tmp_path: Path, strategy: tuple[st
     ],
 )
 def test_errors_are_one_sentence(
-    run: Run, full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
+    command: Command, full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "broken.jsonl").write_bytes(full.read_bytes().splitlines(keepends=True)[0] + b"no\n")
     (tmp_path / "folder").mkdir()
     names = {name: tmp_path / f"{name}.jsonl" for name in ("full", "empty", "broken")} | {"folder": tmp_path / "folder"}
-    done = run(*(argument.format(**names) for argument in arguments))
+    done = command(*(argument.format(**names) for argument in arguments))
     assert done.code == 2
     assert done.err.startswith("starseq: ")
     assert sentence in done.err
@@ -102,48 +78,48 @@ def test_errors_are_one_sentence(
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_validate_fails_with_1_and_names_the_lines(run: Run, full: Path) -> None:
-    assert run("manifest", "validate", full).code == 0
+def test_validate_fails_with_1_and_names_the_lines(command: Command, full: Path) -> None:
+    assert command("manifest", "validate", full).code == 0
     full.write_bytes(full.read_bytes() + b'{"id": "x", "path": "p", "text": ""}\n' * 30)
-    done = run("manifest", "validate", full)
+    done = command("manifest", "validate", full)
     assert done.code == 1
     assert f"{full}, line 101: field 'text' is empty" in done.err
     assert "... and 10 more" in done.err
     assert "100 good rows, 30 bad" in done.out
 
 
-def test_the_other_verbs_of_manifest(run: Run, full: Path, tmp_path: Path) -> None:
+def test_the_other_verbs_of_manifest(command: Command, full: Path, tmp_path: Path) -> None:
     parts = tmp_path / "parts"
-    done = run("manifest", "split", full, parts)
+    done = command("manifest", "split", full, parts)
     assert f"{parts / 'dev'}.jsonl: 10 rows" in done.out
     assert f"{parts / 'train'}.jsonl: 90 rows" in done.out
     merged = tmp_path / "merged.jsonl"
-    assert "100 rows" in run("manifest", "merge", parts / "dev.jsonl", parts / "train.jsonl", "-o", merged).out
-    assert "10 rows, 90 left out" in run("manifest", "filter", merged, merged, "--where", "split=dev").out
-    assert "dev 10" in run("manifest", "stats", merged).out
-    assert "10 rows" in run("manifest", "split", merged, parts, "--parts", "all=1", "--by", "id").out
+    assert "100 rows" in command("manifest", "merge", parts / "dev.jsonl", parts / "train.jsonl", "-o", merged).out
+    assert "10 rows, 90 left out" in command("manifest", "filter", merged, merged, "--where", "split=dev").out
+    assert "dev 10" in command("manifest", "stats", merged).out
+    assert "10 rows" in command("manifest", "split", merged, parts, "--parts", "all=1", "--by", "id").out
 
 
-def test_skip_bad_says_where_the_bad_rows_are(run: Run, full: Path, tmp_path: Path) -> None:
+def test_skip_bad_says_where_the_bad_rows_are(command: Command, full: Path, tmp_path: Path) -> None:
     full.write_bytes(full.read_bytes() + b"caf\xe9\n")
-    done = run("drop", full, tmp_path / "out.jsonl", "--p-drop", 0, "--no-plot", "--skip-bad")
+    done = command("drop", full, tmp_path / "out.jsonl", "--p-drop", 0, "--no-plot", "--skip-bad")
     assert f"{tmp_path / 'bad.jsonl'}: 1 bad rows" in done.out
     bad = json.loads((tmp_path / "bad.jsonl").read_text())
     assert (bad["line"], bad["reason"]) == (101, "not UTF-8: byte 0xe9 in column 4")
 
 
-def test_a_traceback_on_demand(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traceback_on_demand(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STARSEQ_TRACEBACK", "1")
     with pytest.raises(FileNotFoundError):
-        run("manifest", "stats", "none.jsonl")
+        command("manifest", "stats", "none.jsonl")
 
 
-def test_version_and_help(run: Run) -> None:
+def test_version_and_help(command: Command) -> None:
     from importlib.metadata import version
 
-    assert run("--version").out == f"starseq {version('starseq')}\n"
+    assert command("--version").out == f"starseq {version('starseq')}\n"
     for verb in ([], ["drop"], ["manifest"], ["manifest", "split"]):
-        done = run(*verb, "--help")
+        done = command(*verb, "--help")
         assert done.code == 0
         assert "Usage: starseq" in done.out
 

@@ -143,27 +143,27 @@ def test_insertions(matching: str) -> None:
 def test_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every criterion's graph is one that the kernels read off the targets; another one goes through the parts."""
     from starseq import criteria
-    from starseq.op import fused_triton, separate
+    from starseq.op import form
 
     for name in criteria.names():
-        assert fused_triton._form(name, "leftmost", criteria.has_star(name)) is not None, name
-    chain = separate.label_graph
+        assert form.form_of(name, "leftmost", criteria.has_star(name)) is not None, name
+    chain = form.label_graph
 
     def other(*arguments, **options):
         graph = chain(*arguments, **options)
         return graph._replace(topology=graph.topology._replace(ends=3))
 
-    monkeypatch.setattr(separate, "label_graph", other)
-    fused_triton._form.cache_clear()
+    monkeypatch.setattr(form, "label_graph", other)
+    form.form_of.cache_clear()
     try:
-        assert fused_triton._form("ctc", "leftmost", False) is None
+        assert form.form_of("ctc", "leftmost", False) is None
         if INSIDE:
-            monkeypatch.setattr(separate, "label_graph", chain)
+            monkeypatch.setattr(form, "label_graph", chain)
             arguments = torch.zeros(3, 1, 4), torch.tensor([[1]]), (3,), (1,)
             ours, theirs = (starseq.ctc_loss(*arguments, backend=name) for name in ("triton", "torch"))
             torch.testing.assert_close(ours, theirs)
     finally:
-        fused_triton._form.cache_clear()
+        form.form_of.cache_clear()
 
 
 @inside

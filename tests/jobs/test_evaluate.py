@@ -4,44 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import jiwer
 import pytest
+from tests.commands import Command
 from tests.run_folder import make_run
 
-from starseq import cli, runs
+from starseq import runs
 from starseq.data.errors import DataError
 from starseq.data.manifest import read_bytes, read_manifest, write_manifest
 from starseq.jobs.evaluate import Scores, evaluate
 from starseq.jobs.report import report
 from starseq.jobs.transcribe import Failure, Transcript, transcribe
 from starseq.report.readings import read_readings
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Outcome]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    def call(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["starseq", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit:
-            cli.main()
-        captured = capsys.readouterr()
-        code = exit.value.code
-        return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -86,6 +86,17 @@ def _root(
 
 
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Write bad rows to bad.jsonl beside the result, and go on.")]
+SkipUnreadable = Annotated[
+    bool, typer.Option("--skip-bad", help="List files that cannot be read among the failed, and go on.")
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `starseq train`.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")]
+Root = Annotated[
+    Path | None, typer.Option(help="No path may lead out of this folder.", show_default="the manifest's folder")
+]
+Alpha = Annotated[float | None, typer.Option(help="Weight of --lm.", show_default="as tuned")]
+RescoreAlpha = Annotated[float | None, typer.Option(help="Weight of --rescore.", show_default="as tuned")]
+Beta = Annotated[float | None, typer.Option(help="Weight of the length.", show_default="as tuned")]
 NoText = Annotated[bool, typer.Option("--no-text", help="Rows need no text: the manifest is not transcribed.")]
 
 

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from starseq.cli._app import app, progress_bar
+from starseq.cli._app import Device, Root, RunFolder, SkipUnreadable, app, progress_bar
 
 
 @app.command()
 def align(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `starseq train`.")],
+    run: RunFolder,
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Rows with full or partial labels.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder to write to.")],
     format: Annotated[
@@ -23,13 +23,9 @@ def align(
     log_penalty: Annotated[
         float | None, typer.Option("--lambda", help="Log-weight of a missing label.", show_default="the run's")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")] = "auto",
-    root: Annotated[
-        Path | None, typer.Option(help="No path may lead out of this folder.", show_default="the manifest's folder")
-    ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="List files that cannot be read in failed.jsonl, and go on.")
-    ] = False,
+    device: Device = "auto",
+    root: Root = None,
+    skip_bad: SkipUnreadable = False,
 ) -> None:
     """Find where every known label lies, where labels are missing, and how many.
 

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from starseq.cli._app import app, progress_bar
+from starseq.cli._app import Device, Root, RunFolder, SkipUnreadable, app, progress_bar
 
 
 @app.command()
 def complete(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `starseq train`.")],
+    run: RunFolder,
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Rows with partial labels.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Manifest to write.")],
     split: Annotated[str | None, typer.Option(help="Only the rows of this split.")] = None,
@@ -23,13 +23,9 @@ def complete(
     beam_threshold: Annotated[float, typer.Option(help="Drop prefixes that are worse than the best by more.")] = 25.0,
     tokens_per_frame: Annotated[int, typer.Option(help="The likeliest tokens of each frame extend prefixes.")] = 50,
     nbest: Annotated[int, typer.Option(help="Write so many transcripts of each row, in the field hyps.")] = 1,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")] = "auto",
-    root: Annotated[
-        Path | None, typer.Option(help="No path may lead out of this folder.", show_default="the manifest's folder")
-    ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="List files that cannot be read in failed.jsonl, and go on.")
-    ] = False,
+    device: Device = "auto",
+    root: Root = None,
+    skip_bad: SkipUnreadable = False,
 ) -> None:
     """Fill the holes: the best full transcript that contains the known labels.
 

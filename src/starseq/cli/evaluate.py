@@ -7,22 +7,20 @@ from typing import Annotated, Literal
 
 import typer
 
-from starseq.cli._app import app, progress_bar
+from starseq.cli._app import Alpha, Beta, Device, RescoreAlpha, Root, RunFolder, app, progress_bar
 
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `starseq train`.")],
+    run: RunFolder,
     manifest: Annotated[
         Path | None, typer.Argument(metavar="[MANIFEST]", help="Another manifest than the one it was trained on.")
     ] = None,
     split: Annotated[
         list[str] | None, typer.Option(help="Only this split; may be repeated.", show_default="the run's dev and test")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")] = "auto",
-    root: Annotated[
-        Path | None, typer.Option(help="No path may lead out of this folder.", show_default="the manifest's folder")
-    ] = None,
+    device: Device = "auto",
+    root: Root = None,
     lm: Annotated[
         Path | None,
         typer.Option(help="Also a beam search with this n-gram model: ARPA, plain or .gz, or KenLM's binary."),
@@ -32,10 +30,10 @@ def evaluate(
         Path | None,
         typer.Option(help="Also its n best reordered by this language model: ours, Hugging Face's, or ARPA."),
     ] = None,
-    alpha: Annotated[float | None, typer.Option(help="Weight of --lm.", show_default="as tuned")] = None,
-    beta: Annotated[float | None, typer.Option(help="Weight of the length.", show_default="as tuned")] = None,
-    rescore_alpha: Annotated[float | None, typer.Option(help="Weight of --rescore.", show_default="as tuned")] = None,
-    rescore_beta: Annotated[float | None, typer.Option(help="Weight of the length.", show_default="as tuned")] = None,
+    alpha: Alpha = None,
+    beta: Beta = None,
+    rescore_alpha: RescoreAlpha = None,
+    rescore_beta: Beta = None,
     rescore_unit: Annotated[Literal["char", "word"], typer.Option(help="What --rescore-beta counts.")] = "char",
     beam: Annotated[int, typer.Option(help="Hypotheses that the search keeps after each frame.")] = 500,
     beam_tokens: Annotated[int, typer.Option(help="Tokens of each frame that extend them.")] = 50,

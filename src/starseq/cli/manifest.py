@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from starseq.cli._app import NoText, SkipBad, app, echo_bad, progress_bar
+from starseq.cli._app import NoText, Root, SkipBad, app, echo_bad, progress_bar
 
 manifest_app = typer.Typer(no_args_is_help=True, help="Check, count, split, merge and filter manifests.")
 app.add_typer(manifest_app, name="manifest")
@@ -17,9 +17,7 @@ app.add_typer(manifest_app, name="manifest")
 def manifest_validate(
     path: Annotated[Path, typer.Argument(metavar="MANIFEST")],
     files: Annotated[bool, typer.Option("--files", help="Also read every file, or member of an archive.")] = False,
-    root: Annotated[
-        Path | None, typer.Option(help="No path may lead out of this folder.", show_default="the manifest's folder")
-    ] = None,
+    root: Root = None,
     tokens: Annotated[
         Path | None, typer.Option(help="Also check that every text can be written in tokens.txt.")
     ] = None,

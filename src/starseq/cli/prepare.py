@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.core import TyperGroup
 
-from starseq.cli._app import SkipBad, app, echo_bad, progress_bar
+from starseq.cli._app import Root, SkipBad, app, echo_bad, progress_bar
 
 
 class _CorpusVerbs(TyperGroup):
@@ -86,9 +86,7 @@ def prepare_features(
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write: manifest.jsonl and shards.")],
     rate: Annotated[int, typer.Option(help="Sampling rate, Hz; audio of another one is resampled.")] = 16_000,
     bands: Annotated[int, typer.Option(help="Mel bands.")] = 80,
-    root: Annotated[
-        Path | None, typer.Option(help="No path may lead out of this folder.", show_default="the manifest's folder")
-    ] = None,
+    root: Root = None,
     workers: Annotated[int, typer.Option(help="Processes; 0 works in this one.")] = 0,
     skip_bad: SkipBad = False,
 ) -> None:

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from starseq.cli._app import app, progress_bar
+from starseq.cli._app import Alpha, Beta, Device, RescoreAlpha, Root, RunFolder, SkipUnreadable, app, progress_bar
 
 
 @app.command()
 def pseudo(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `starseq train`: the teacher.")],
+    run: RunFolder,
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Rows to label, with partial labels or none.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Manifest to write.")],
     kind: Annotated[
@@ -24,10 +24,8 @@ def pseudo(
         list[str] | None,
         typer.Option(help="Label this split; may be repeated.", show_default="what the run was trained on"),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")] = "auto",
-    root: Annotated[
-        Path | None, typer.Option(help="No path may lead out of this folder.", show_default="the manifest's folder")
-    ] = None,
+    device: Device = "auto",
+    root: Root = None,
     lm: Annotated[
         Path | None,
         typer.Option(help="n-gram model of the search: ARPA, plain or .gz; if plain, also KenLM's binary."),
@@ -39,10 +37,10 @@ def pseudo(
         Path | None,
         typer.Option(help="Language model that reorders the n best: ours, Hugging Face's, or ARPA."),
     ] = None,
-    alpha: Annotated[float | None, typer.Option(help="Weight of --lm.", show_default="as tuned")] = None,
-    beta: Annotated[float | None, typer.Option(help="Weight of the length.", show_default="as tuned")] = None,
-    rescore_alpha: Annotated[float | None, typer.Option(help="Weight of --rescore.", show_default="as tuned")] = None,
-    rescore_beta: Annotated[float | None, typer.Option(help="Weight of the length.", show_default="as tuned")] = None,
+    alpha: Alpha = None,
+    beta: Beta = None,
+    rescore_alpha: RescoreAlpha = None,
+    rescore_beta: Beta = None,
     rescore_unit: Annotated[Literal["char", "word"], typer.Option(help="What --rescore-beta counts.")] = "char",
     beam: Annotated[
         int | None,
@@ -52,9 +50,7 @@ def pseudo(
     ] = None,
     beam_tokens: Annotated[int, typer.Option(help="Tokens of each frame that extend them.")] = 50,
     workers: Annotated[int, typer.Option(help="Processes that search; 0 is this one alone.")] = 2,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="List files that cannot be read among the failed, and go on.")
-    ] = False,
+    skip_bad: SkipUnreadable = False,
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Do only this of N parts, on any machine, in any order.")
     ] = None,

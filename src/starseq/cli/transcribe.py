@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from starseq.cli._app import app, progress_bar
+from starseq.cli._app import Device, RunFolder, app, progress_bar
 
 
 @app.command()
 def transcribe(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `starseq train`.")],
+    run: RunFolder,
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Audio, or images of text lines.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write.", show_default="standard output")
@@ -21,7 +21,7 @@ def transcribe(
     as_json: Annotated[
         bool, typer.Option("--json", help="JSON Lines with every token, its place and its confidence.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Read files with a trained model.
 

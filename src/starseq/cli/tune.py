@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from starseq.cli._app import app, progress_bar
+from starseq.cli._app import Root, RunFolder, app, progress_bar
 
 
 @app.command()
 def tune(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `starseq train`.")],
+    run: RunFolder,
     lm: Annotated[
         Path | None, typer.Option(help="n-gram model of the search: ARPA, plain or .gz, or KenLM's binary.")
     ] = None,
@@ -25,9 +25,7 @@ def tune(
     manifest: Annotated[
         Path | None, typer.Option(help="Another manifest than the run's.", show_default="the run's")
     ] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="No path may lead out of it.", show_default="the manifest's folder")
-    ] = None,
+    root: Root = None,
     beam: Annotated[int, typer.Option(help="Hypotheses kept after each frame.")] = 500,
     beam_tokens: Annotated[int, typer.Option(help="Tokens of each frame that extend them.")] = 50,
     nbest: Annotated[int, typer.Option(help="Texts in each list.")] = 512,

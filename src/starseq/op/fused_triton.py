@@ -1,11 +1,7 @@
 """The operation on a GPU in three launches: scores, lattice with loss, gradient.
 
-The label graph is never stored: the kernels read it off the targets. Which graph that is, the criterion says: `_form` asks it for
-the graph of a sample and looks which of the two forms below it is. A criterion of another form goes through `separate`.
-
-    chain    state l is entered by label l and stays by blank, and by the star of gap l where there are stars; ends in the last
-    merging  state 2l+1 is entered by label l+1 and stays by it, the even ones likewise by blank; an odd one is also entered from
-             two states before, where the labels differ; ends in the last two
+The label graph is never stored: the kernels read it off the targets, by its form (see `form`). A criterion of another form goes
+through `separate`.
 
 Two blocks of float64 hold everything else, S states an utterance (offsets in `_places`):
 
@@ -29,6 +25,7 @@ from starseq.lattice.banded_triton import backward_sums, forward_sums, surroundi
 from starseq.lattice.elementary_triton import exp_of
 from starseq.lattice.launch_triton import Launch, launch_of
 from starseq.op import separate
+from starseq.op.form import Form, form_of
 from starseq.op.reduction import for_each
 from starseq.op.setting import Batch, Saved, Setting, loss_dtype
 
@@ -41,7 +38,7 @@ def forward(
     """See starseq.op."""
     logits, targets, input_lengths, target_lengths, log_penalty = batch
     B, T, V = logits.shape
-    form = _form(setting.criterion, setting.matching, log_penalty is not None)
+    form = form_of(setting.criterion, setting.matching, log_penalty is not None)
     if form is None or B * T == 0:
         return separate.forward(
             batch, setting, validate=validate, inserted=inserted, differentiable=differentiable, reduction=reduction,
@@ -83,7 +80,7 @@ def backward(
     """See starseq.op."""
     logits, targets, input_lengths, target_lengths, log_penalty = batch
     B, T, V = logits.shape
-    form = _form(setting.criterion, setting.matching, log_penalty is not None)
+    form = form_of(setting.criterion, setting.matching, log_penalty is not None)
     if form is None or B * T == 0:
         return separate.backward(
             grad, batch, saved, setting, reduction=reduction, needs_logits=needs_logits, needs_penalty=needs_penalty
@@ -109,44 +106,6 @@ def backward(
     return for_logits, for_penalty
 
 
-class _Form(NamedTuple):
-    merging: bool
-    stars: bool
-    leaves_out: bool
-
-
-@functools.cache
-def _form(criterion: str, matching: str, stars: bool) -> _Form | None:
-    """What a criterion's graphs look like, or None if they have none of the forms of this file: found by asking for two.
-
-    >>> _form("ctc", "leftmost", False)
-    _Form(merging=True, stars=False, leaves_out=False)
-    >>> _form("stc", "leftmost", True)
-    _Form(merging=False, stars=True, leaves_out=True)
-    """
-    targets, lengths = torch.tensor([[5, 6, 6, 7], [6, 5, 7, 7]]), torch.tensor([4, 2])
-    gaps = torch.tensor([[-1.0, -2.0, -torch.inf, -3.0, -4.0], [-torch.inf, -1.0, -1.0, -1.0, -1.0]]) if stars else None
-    (num_states, ends, skip), tokens = separate.label_graph(criterion, targets, lengths, gaps, matching, blank=3)
-    found = [
-        ends, None if skip is None else skip.tolist(),
-        *(None if x is None else x.tolist() for x in (num_states, tokens.enter, tokens.stay, tokens.star_weight)),
-    ]  # fmt: skip
-    weights = None if gaps is None else gaps.tolist()
-    merged = [[3, 5, 3, 6, 3, 6, 3, 7, 3], [3, 6, 3, 5, 3, 7, 3, 7, 3]]
-    no, yes = False, True
-    unequal = [[no, no, no, yes, no, no, no, yes, no], [no, no, no, yes, no, yes, no, no, no]]
-    following = None if tokens.star_except is None else tokens.star_except.tolist()
-    if found == [2, unequal, [9, 5], merged, merged, None]:
-        return _Form(True, False, False)
-    if found == [1, None, [5, 3], [[-1, 5, 6, 6, 7], [-1, 6, 5, 7, 7]], None, weights]:
-        if following is None:
-            return _Form(False, stars, False)
-        # Where the next gap is closed nothing is left out; the last state of a graph has no next label.
-        if [following[0][:4], following[1][:2]] == [[5, -1, 6, 7], [6, 5]]:
-            return _Form(False, stars, True)
-    return None
-
-
 class _Plan(NamedTuple):
     scores: Launch
     lattice: Launch
@@ -156,7 +115,7 @@ class _Plan(NamedTuple):
 
 @functools.cache
 def _plan(
-    form: _Form, normalized: bool, dtype: torch.dtype, stride_v: int, V: int, S: int, inserted: bool, reduction: int,
+    form: Form, normalized: bool, dtype: torch.dtype, stride_v: int, V: int, S: int, inserted: bool, reduction: int,
     zero_infinity: bool,
 ) -> _Plan:  # fmt: skip
     exact = dtype == torch.float64
@@ -171,7 +130,7 @@ def _plan(
 
 @functools.cache
 def _gradient_plan(
-    form: _Form, normalized: bool, dtype: torch.dtype, V: int, S: int, stride_v: int, out_stride_v: int, alike: bool,
+    form: Form, normalized: bool, dtype: torch.dtype, V: int, S: int, stride_v: int, out_stride_v: int, alike: bool,
     reduction: int,
 ) -> Launch:  # fmt: skip
     block_v, align, block_s, num_warps = blocks(dtype, V, S, unit=alike and stride_v == 1, gradient=True)
