@@ -164,13 +164,31 @@ def test_what_it_counts() -> None:
     penalty = AdaptivePenalty()
     logits = one_hot([[1, 0, 2, 2, 0, 3, 0, 0, 4, 4]], 5)
     logits[:, 7:] = math.nan
-    penalty.observe(logits, torch.tensor([[1, 3, 4, -9]]), torch.tensor([7]), torch.tensor([3]))
+    penalty.observe(logits, torch.tensor([[1, 3, 4, -9]]), torch.tensor([7]), torch.tensor([3]), batch_first=True)
     assert penalty.upcoming.tolist() == [2, 3, 3]
+
+
+def test_it_takes_what_the_loss_takes() -> None:
+    """Time first, batch first, one utterance alone, joined targets, lengths in tuples."""
+    logits, targets = one_hot([[1, 0, 2], [3, 3, 0]], 4), torch.tensor([[1, 2], [3, 0]])
+    first, second, third, alone = (AdaptivePenalty() for _ in range(4))
+    first.observe(logits, targets, (3, 2), (2, 1), batch_first=True)
+    second.observe(logits.transpose(0, 1), targets, torch.tensor([3, 2]), torch.tensor([2, 1]))
+    third.observe(logits, torch.tensor([1, 2, 3]), (3, 2), (2, 1), batch_first=True)
+    assert first.upcoming.tolist() == second.upcoming.tolist() == third.upcoming.tolist() == [3, 3, 3]
+    alone.observe(logits[0], targets[0], (3,), (2,))
+    assert alone.upcoming.tolist() == [2, 2, 2]
+    with pytest.raises(ValueError, match="input_lengths: expected 2 integers"):
+        first.observe(logits, targets, (3,), (2, 1), batch_first=True)
+    with pytest.raises(ValueError, match="logits: expected floating point"):
+        first.observe(logits[0, 0], targets, (3,), (2, 1), batch_first=True)
 
 
 def test_counts_fade_with_the_window() -> None:
     penalty = AdaptivePenalty(window=2)
-    penalty.observe(one_hot([[1, 0, 2]], 4), torch.tensor([[1]]), torch.tensor([3]), torch.tensor([1]))
+    penalty.observe(
+        one_hot([[1, 0, 2]], 4), torch.tensor([[1]]), torch.tensor([3]), torch.tensor([1]), batch_first=True
+    )
     for share in (1, 0.5, 0.25):
         penalty.advance()
         assert penalty.counts.tolist() == [share, 2 * share, share]
@@ -178,7 +196,9 @@ def test_counts_fade_with_the_window() -> None:
 
 def test_an_utterance_without_any_path_is_read_but_has_no_labels() -> None:
     penalty = AdaptivePenalty()
-    penalty.observe(one_hot([[1, 2]], 4), torch.tensor([[1, 2, 3]]), torch.tensor([2]), torch.tensor([3]))
+    penalty.observe(
+        one_hot([[1, 2]], 4), torch.tensor([[1, 2, 3]]), torch.tensor([2]), torch.tensor([3]), batch_first=True
+    )
     assert penalty.upcoming.tolist() == [0, 2, 0]
 
 
@@ -195,7 +215,9 @@ def test_it_finds_the_share_that_is_missing_from_above_and_from_below(p0: float,
             frames = torch.stack((*[text] * repeats, torch.zeros_like(text)), dim=1).reshape(-1)
             logits = one_hot([frames.tolist()], 30)
             logits[..., 0] = torch.where(frames == 0, 9.0, 9.0 - sure)
-            penalty.observe(logits, labels[None], torch.tensor([len(frames)]), torch.tensor([len(labels)]))
+            penalty.observe(
+                logits, labels[None], torch.tensor([len(frames)]), torch.tensor([len(labels)]), batch_first=True
+            )
             penalty.advance()
         assert penalty().exp().item() == pytest.approx(max(missing, penalty.p_min), abs=0.03)
 
@@ -203,7 +225,9 @@ def test_it_finds_the_share_that_is_missing_from_above_and_from_below(p0: float,
 def test_a_model_that_reads_nothing_gets_all_the_freedom() -> None:
     penalty = AdaptivePenalty(p0=0.1)
     for _ in range(700):
-        penalty.observe(one_hot([[0, 0, 0]], 4), torch.tensor([[1]]), torch.tensor([3]), torch.tensor([1]))
+        penalty.observe(
+            one_hot([[0, 0, 0]], 4), torch.tensor([[1]]), torch.tensor([3]), torch.tensor([1]), batch_first=True
+        )
         penalty.advance()
     assert penalty().exp().item() == pytest.approx(penalty.p_max)
 
@@ -213,9 +237,15 @@ def test_it_moves_once_a_step_by_the_batches_of_the_step_together() -> None:
     readings, labels = [[1, 0, 2], [3, 0, 0], [2, 2, 1]], torch.tensor([[1], [3], [2]])
     lengths, ones = torch.tensor([3, 1, 3]), torch.tensor([1, 1, 1])
     for _ in range(5):
-        together.observe(one_hot(readings, 4), labels, lengths, ones)
+        together.observe(one_hot(readings, 4), labels, lengths, ones, batch_first=True)
         for b in range(3):
-            apart.observe(one_hot(readings, 4)[b : b + 1], labels[b : b + 1], lengths[b : b + 1], ones[b : b + 1])
+            apart.observe(
+                one_hot(readings, 4)[b : b + 1],
+                labels[b : b + 1],
+                lengths[b : b + 1],
+                ones[b : b + 1],
+                batch_first=True,
+            )
             assert torch.equal(apart(), together())
         apart.advance(), together.advance()
         assert torch.equal(apart(), together())
@@ -226,14 +256,14 @@ def test_the_adaptive_rule_is_saved_whole_and_stays_exact_in_a_model_of_low_prec
     batch = (one_hot([[1, 2, 0]], 4), torch.tensor([[1]]), torch.tensor([3]), torch.tensor([1]))
     penalty = AdaptivePenalty()
     for _ in range(7):
-        penalty.observe(*batch), penalty.advance()
-    penalty.observe(*batch)  # in the middle of a step
+        penalty.observe(*batch, batch_first=True), penalty.advance()
+    penalty.observe(*batch, batch_first=True)  # in the middle of a step
     resumed = AdaptivePenalty()
     resumed.load_state_dict(penalty.state_dict())
     in_model = torch.nn.ModuleDict({"penalty": pickle.loads(pickle.dumps(penalty))}).to(torch.bfloat16)["penalty"]
     for _ in range(5):
         for rule in (penalty, resumed, in_model):
-            rule.observe(*batch), rule.advance()
+            rule.observe(*batch, batch_first=True), rule.advance()
         assert torch.equal(penalty(), resumed())
         assert torch.equal(penalty(), in_model())
     assert penalty.to("meta")().device.type == "meta"
@@ -264,7 +294,7 @@ def test_bad_arguments_of_the_adaptive_rule(arguments: dict[str, float], message
 def _observe_in_a_process(rank: int, port: int, folder: str) -> None:
     torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     penalty = AdaptivePenalty()
-    penalty.observe(*_share_of(rank))
+    penalty.observe(*_share_of(rank), batch_first=True)
     penalty.advance()
     torch.save(penalty.state_dict(), Path(folder, f"{rank}.pt"))
     torch.distributed.destroy_process_group()
@@ -282,7 +312,7 @@ def test_two_processes_count_together(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_observe_in_a_process, (port, str(tmp_path)), nprocs=2)
     alone = AdaptivePenalty()
     for rank in range(2):
-        alone.observe(*_share_of(rank))
+        alone.observe(*_share_of(rank), batch_first=True)
     alone.advance()
     for rank in range(2):
         state = torch.load(tmp_path / f"{rank}.pt", weights_only=True)

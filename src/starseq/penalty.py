@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from starseq.arguments import backend_for
+from starseq.arguments import Lengths, backend_for, batch_of, lengths_of, padded_targets
 from starseq.op.separate import best_path
 from starseq.op.setting import Setting
 
@@ -89,7 +89,7 @@ class AdaptivePenalty(nn.Module):
         0.9
         >>> logits = torch.tensor([[[0.0, 9.0, 0.0], [9.0, 0.0, 0.0], [0.0, 0.0, 9.0], [0.0, 0.0, 9.0]]])     # reads 1, 2
         >>> for _ in range(300):
-        ...     penalty.observe(logits, torch.tensor([[2]]), torch.tensor([4]), torch.tensor([1]))
+        ...     penalty.observe(logits, torch.tensor([[2]]), (4,), (1,), batch_first=True)
         ...     penalty.advance()
         >>> round(penalty().exp().item(), 4)
         0.5
@@ -136,10 +136,20 @@ class AdaptivePenalty(nn.Module):
         return nn.functional.logsigmoid(self.log_odds).float()
 
     @torch.no_grad()
-    def observe(self, logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor) -> None:
-        """What a batch tells: logits or log-probabilities (B, T, V), targets (B, U), lengths (B,)."""
-        x = logits.detach()
-        targets, frames, labels = (y.to(x.device, torch.int64) for y in (targets, input_lengths, target_lengths))
+    def observe(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        input_lengths: Lengths,
+        target_lengths: Lengths,
+        *,
+        batch_first: bool = False,
+    ) -> None:
+        """What a batch tells: the arguments of the loss, in its forms. Bad shapes are a ValueError, as there."""
+        x = batch_of(logits.detach(), batch_first)
+        frames = lengths_of("input_lengths", input_lengths, len(x), x.device)
+        labels = lengths_of("target_lengths", target_lengths, len(x), x.device)
+        targets = padded_targets(targets, labels, logits.dim() == 3, None, x.device)
         is_read, begins = find_read(x, frames, threshold=self.threshold, blank=self.blank)
         log_penalty = self().to(x.device).expand(len(x), targets.shape[1] + 1)
         setting = Setting("stc", "leftmost", self.blank, True, backend_for("auto", x.device))

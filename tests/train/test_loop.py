@@ -306,9 +306,9 @@ def test_an_adaptive_penalty_is_fed(root: Path, tmp_path: Path, monkeypatch: pyt
     seen: list[tuple[torch.Size, ...]] = []
     observe = AdaptivePenalty.observe
 
-    def spy(self: AdaptivePenalty, *arguments: Tensor) -> None:
+    def spy(self: AdaptivePenalty, *arguments: Tensor, batch_first: bool) -> None:
         seen.append(tuple(argument.shape for argument in arguments))
-        observe(self, *arguments)
+        observe(self, *arguments, batch_first=batch_first)
 
     monkeypatch.setattr(AdaptivePenalty, "observe", spy)
     adaptive = ("penalty={name: adaptive}", "optim.batches_per_step=2", "trainer.max_steps=5")

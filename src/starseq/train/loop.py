@@ -272,7 +272,7 @@ class Loop:
             pending.total += loss.detach()
             if observed:
                 batch_of_loss = scored.logits, moved.targets, scored.lengths, moved.target_lengths
-                cast(Any, self.penalty).observe(*batch_of_loss)
+                cast(Any, self.penalty).observe(*batch_of_loss, batch_first=True)
             if logged and last:
                 pending.blank_share = scored.blanks
                 if scored.inserted is not None:
