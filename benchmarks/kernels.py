@@ -6,6 +6,7 @@ import starseq
 from starseq import op
 from starseq.emissions import vocabulary_triton
 from starseq.lattice import banded_triton
+from starseq.models.padding import InstanceNorm
 
 torch.manual_seed(0)
 for frames, vocabulary, labels in ((7, 13, 3), (5, 1_203, 2), (37, 29, 70)):
@@ -25,5 +26,9 @@ for frames, vocabulary, labels in ((7, 13, 3), (5, 1_203, 2), (37, 29, 70)):
             scores = vocabulary_triton.scores(x, tokens, topology, lengths[0], normalized=True)
             banded_triton.forward_backward(scores.stay, scores.enter, topology, lengths[0])
             banded_triton.viterbi(scores.stay, scores.enter, topology, lengths[0])
+for height, width in ((3, 7), (5, 413), (64, 200)):
+    for dtype in (torch.float32, torch.bfloat16):
+        images = torch.randn(3, 5, height, width, device="cuda", dtype=dtype, requires_grad=True)
+        InstanceNorm(5).cuda()(images, torch.tensor([width, 2, 0], device="cuda")).sum().backward()
 torch.cuda.synchronize()
 print("every kernel ran")

@@ -155,8 +155,8 @@ def test_a_bad_label_that_nobody_checked_is_impossible(backend: str, label: int)
     for y in (targets, torch.tensor([[1, 2], [3, 3]])):
         x = logits.clone().requires_grad_()
         loss, inserted = score(
-            x, y, *lengths, penalty, criterion="stc", matching="leftmost", blank=0, normalized=True, backend=backend,
-            validate=False, inserted=True, reduction="none", zero_infinity=False,
+            x, y, *lengths, penalty, batch_first=True, criterion="stc", matching="leftmost", blank=0, normalized=True,
+            backend=backend, validate=False, inserted=True, reduction="none", zero_infinity=False,
         )  # fmt: skip
         results.append((loss.detach(), torch.autograd.grad(loss.sum(), x)[0], inserted))
     (loss, grad, inserted), good = results

@@ -57,15 +57,15 @@ def aligned(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def test_second_launch_is_direct(kernel: Kernel) -> None:
     launch = Launch(kernel, (True, 64), 4)
-    x = aligned()
-    launch((5, 2), (x, None), (7, -1))
-    assert kernel.asked == [((5, 2), x, None, 7, -1, True, 64, 4)]
+    x, y = aligned(), aligned()
+    launch((5, 2), (x, y), (7, -1))
+    assert kernel.asked == [((5, 2), x, y, 7, -1, True, 64, 4)]
     assert kernel.compiled.calls == []  # Triton has launched it
-    launch((6, 1), (x, None), (8, 9))
+    launch((6, 1), (x, y), (8, 9))
     assert len(kernel.asked) == 1
     stream = 1234
     assert kernel.compiled.calls == [
-        (6, 1, 1, stream, 77, (4, 1, 0), None, None, None, x.data_ptr(), None, 8, 9, True, 64)
+        (6, 1, 1, stream, 77, (4, 1, 0), None, None, None, x.data_ptr(), y.data_ptr(), 8, 9, True, 64)
     ]
 
 
@@ -74,8 +74,7 @@ def test_each_type_has_its_version(kernel: Kernel) -> None:
     for dtypes in ((torch.float32, torch.int64), (torch.bfloat16, torch.int64), (torch.float32, torch.int32)):
         for _ in range(2):
             launch((1, 1), [aligned(dtype) for dtype in dtypes], (1,))
-    launch((1, 1), (aligned(), None), (1,))
-    assert len(kernel.asked) == 4
+    assert len(kernel.asked) == 3
     assert len(kernel.compiled.calls) == 3
 
 

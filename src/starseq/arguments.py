@@ -25,13 +25,18 @@ def one_of(name: str, value: str, choices: Sequence[str]) -> str:
     return value
 
 
-def batch_of(logits: Tensor, batch_first: bool) -> Tensor:
-    """The logits as (B, T, V), from (T, B, V), (B, T, V) or (T, V)."""
+def check_logits(logits: Tensor) -> None:
+    """Raises unless these are floating point numbers in 2 or 3 dimensions, the last not empty."""
     if not logits.is_floating_point() or logits.dim() not in (2, 3) or logits.shape[-1] == 0:
         raise ValueError(
             f"logits: expected floating point in 2 or 3 dimensions, the last not empty, got {logits.dtype} of shape "
             f"{tuple(logits.shape)}"
         )
+
+
+def batch_of(logits: Tensor, batch_first: bool) -> Tensor:
+    """The logits as (B, T, V), from (T, B, V), (B, T, V) or (T, V)."""
+    check_logits(logits)
     if logits.dim() == 2:
         return logits[None]
     return logits if batch_first else logits.transpose(0, 1)
@@ -56,7 +61,11 @@ def padded_targets(
 
     target_lengths: (B,) on the device. `longest`, if given, is the width U; else concatenated targets need a host sync.
     """
-    batch = len(target_lengths)
+    batch = target_lengths.shape[0]
+    # The usual case first, as in lengths_of.
+    usual = targets.dtype == torch.int64 and longest is None and targets.device == device and batched
+    if usual and targets.dim() == 2 and targets.shape[0] == batch:
+        return targets
     if targets.is_floating_point() or targets.dtype in (torch.bool, torch.complex64, torch.complex128):
         raise ValueError(f"targets: expected integers, got {targets.dtype}")
     if targets.device != device:
@@ -86,7 +95,7 @@ def per_gap_penalty(penalty: float | Tensor, batch: int, width: int, batched: bo
     """lambda as (B, U+1), from a number, (), (B,), or (B, U+1) ((U+1,) without a batch)."""
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     if not isinstance(penalty, Tensor):
-        return _number(float(penalty), dtype, logits.device).expand(batch, width + 1)
+        return _filled((batch, width + 1), float(penalty), dtype, logits.device)
     if not penalty.is_floating_point():
         penalty = penalty.to(dtype)
     penalty = penalty.to(logits.device, torch.promote_types(penalty.dtype, dtype), non_blocking=True)
@@ -100,24 +109,26 @@ def per_gap_penalty(penalty: float | Tensor, batch: int, width: int, batched: bo
     return penalty.expand(batch, width + 1)
 
 
-_NUMBERS: dict[tuple[float, torch.dtype, torch.device, int], Tensor] = {}
+_FILLED: dict[tuple[tuple[int, int], float, torch.dtype, torch.device, int], Tensor] = {}
 
 
-def _number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A 0-d tensor that nobody writes to, made once: making it costs as much as a small kernel."""
-    if torch.compiler.is_compiling():
-        return torch.full((), value, dtype=dtype, device=device)
+def _filled(shape: tuple[int, int], value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One number, expanded: a tensor that nobody writes to, kept, for making it costs as much as a small kernel."""
+    on_gpu = device.type == "cuda"
+    # A graph that is being captured keeps what is its own, and nothing else.
+    if torch.compiler.is_compiling() or (on_gpu and torch.cuda.is_current_stream_capturing()):
+        return torch.full((), value, dtype=dtype, device=device).expand(shape)
     # One for each stream: on another it might be read before it is written.
-    key = (value, dtype, device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
-    number = _NUMBERS.get(key)
-    if number is None:
+    key = (shape, value, dtype, device, torch._C._cuda_getCurrentRawStream(device.index) if on_gpu else 0)
+    filled = _FILLED.get(key)
+    if filled is None:
         with torch.inference_mode(False):  # or it could be saved for no backward
-            number = torch.full((), value, dtype=dtype, device=device)
-        # Not what belongs to a graph that is being captured, nor what only stands for a tensor.
-        captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if type(number) is Tensor and not captured and len(_NUMBERS) < 100:
-            _NUMBERS[key] = number
-    return number
+            filled = torch.full((), value, dtype=dtype, device=device).expand(shape)
+        if type(filled) is Tensor:  # and not what only stands for one
+            if len(_FILLED) >= 100:  # a schedule has another number at every step
+                _FILLED.clear()
+            _FILLED[key] = filled
+    return filled
 
 
 def backend_for(name: str, device: torch.device) -> str:

@@ -15,7 +15,7 @@ from starseq.arguments import (
     REDUCTIONS,
     Lengths,
     backend_for,
-    batch_of,
+    check_logits,
     check_values,
     lengths_of,
     one_of,
@@ -254,9 +254,11 @@ def _loss(
     """Brings every form of input to one, runs the criterion, reduces."""
     one_of("reduction", reduction, REDUCTIONS)
     one_of("matching", matching, MATCHINGS)
+    check_logits(logits)
     batched = logits.dim() == 3
-    logits = batch_of(logits, batch_first)
-    batch, _, vocabulary = logits.shape
+    if not batched:
+        logits, batch_first = logits[None], True
+    batch, vocabulary = logits.shape[0 if batch_first else 1], logits.shape[2]
     if not 0 <= blank < vocabulary:
         raise ValueError(f"blank: {blank} is outside 0..{vocabulary - 1}, the vocabulary")
     input_lengths = lengths_of("input_lengths", input_lengths, batch, logits.device)
@@ -266,21 +268,23 @@ def _loss(
 
     backend = backend_for(backend, logits.device)
     loss, inserted = (_score_by_wfst if backend == "wfst" else score)(
-        logits, targets, input_lengths, target_lengths, log_penalty, criterion=criterion, matching=matching, blank=blank,
-        normalized=normalized, backend=backend, validate=validate or logits.device.type == "cpu", inserted=return_inserted,
-        reduction=reduction, zero_infinity=zero_infinity,
+        logits, targets, input_lengths, target_lengths, log_penalty, batch_first=batch_first, criterion=criterion,
+        matching=matching, blank=blank, normalized=normalized, backend=backend,
+        validate=validate or logits.device.type == "cpu", inserted=return_inserted, reduction=reduction,
+        zero_infinity=zero_infinity,
     )  # fmt: skip
     if not batched:
-        loss, inserted = loss if loss.dim() == 0 else loss[0], inserted[0] if return_inserted else inserted
+        loss, inserted = loss if loss.dim() == 0 else loss[0], None if inserted is None else inserted[0]
     return (loss, inserted) if return_inserted else loss
 
 
 def _score_by_wfst(
     logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None, *,
-    criterion: str, matching: str, blank: int, normalized: bool, backend: str, validate: bool, inserted: bool,
-    reduction: str, zero_infinity: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    batch_first: bool, criterion: str, matching: str, blank: int, normalized: bool, backend: str, validate: bool,
+    inserted: bool, reduction: str, zero_infinity: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """As op.score, one utterance after the other through the reference, in float64."""
+    logits = logits if batch_first else logits.transpose(0, 1)
     if validate:
         check_values(targets, input_lengths, target_lengths, log_penalty, logits.shape, blank)
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
@@ -305,4 +309,6 @@ def _score_by_wfst(
             insertions.append(nn.functional.pad(-slope, (0, targets.shape[1] - length)))
     together = torch.stack(losses) if losses else logits.sum(dim=(1, 2))  # of no utterances: (0,), differentiable
     loss = reduce(together.to(dtype), target_lengths, reduction, zero_infinity)
-    return loss, torch.stack(insertions).to(dtype) if insertions else logits.new_empty(0, dtype=dtype)
+    if not inserted:
+        return loss, None
+    return loss, torch.stack(insertions).to(dtype) if insertions else loss.new_empty(0, targets.shape[1] + 1)

@@ -7,6 +7,7 @@ import torch
 
 import starseq
 from starseq import models
+from starseq.models import padding
 from starseq.models.letter_to_word import LETTERS, LetterToWord
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -44,6 +45,68 @@ def test_a_step_in_mixed_precision(name):
         optimiser.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
+
+
+def norm_and_slopes(x, grad, lengths):
+    """The instance norm's result and its gradients for x, weight and bias."""
+    torch.manual_seed(1)
+    norm = padding.InstanceNorm(x.shape[1]).cuda()
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    norm.to(torch.promote_types(x.dtype, torch.float32))
+    x = x.detach().requires_grad_()
+    y = norm(x, lengths)
+    return [y.detach(), *torch.autograd.grad(y, (x, norm.weight, norm.bias), grad)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("C", "H", "W"), [(1, 1, 1), (5, 7, 13), (3, 8, 150), (2, 16, 300), (2, 32, 601), (1, 1, 9_000)]
+)
+def test_instance_norm(C, H, W, dtype, monkeypatch):
+    """In one launch, as by torch's operations; rubbish in the padding, the same bits every time."""
+    torch.manual_seed(0)
+    x, grad = (torch.randn(4, C, H, W, device="cuda", dtype=torch.float64).to(dtype) for _ in range(2))
+    lengths = torch.tensor([W, 0, W // 2, 1], device="cuda")
+    past = ~padding.real(lengths, W)[:, None, None]
+    poisoned = [each.masked_fill(past, float("nan")) for each in (x, grad)]
+    first, *others = (norm_and_slopes(*poisoned, lengths) for _ in range(5))
+    assert [each.dtype for each in first[:2]] == [dtype, dtype]
+    assert all(each.equal(same) for other in others for each, same in zip(first, other, strict=True))
+    assert not any(each[past.expand_as(x)].any() for each in first[:2])
+
+    monkeypatch.setattr(padding, "_launched", lambda: None)
+    torchs = norm_and_slopes(x, grad, lengths)
+    truth = norm_and_slopes(x.double(), grad.double(), lengths)
+    # torch's own error in that precision is allowed for, and a rounding of the result.
+    eps = torch.finfo(dtype).eps
+    for ours, theirs, exact in zip(first, torchs, truth, strict=True):
+        size = exact.abs().max().item() + 1e-3
+        error, allowed = ((each.double() - exact).abs().max().item() for each in (ours, theirs))
+        assert error <= 1.5 * allowed + 8 * eps * size, (error, allowed, size)
+
+
+def test_instance_norm_of_no_images():
+    x, lengths = torch.rand(0, 3, 4, 5, device="cuda"), torch.zeros(0, dtype=torch.int64, device="cuda")
+    assert norm_and_slopes(x, x, lengths)[2].tolist() == [0, 0, 0]
+
+
+def test_instance_norm_is_quicker_than_its_parts(monkeypatch):
+    x, grad = (torch.randn(8, 1024, 8, 150, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    x.requires_grad_()
+    norm, lengths = padding.InstanceNorm(1024).cuda(), torch.full((8,), 150, device="cuda")
+    best = {}
+    for name, launched in (("ours", padding._launched()), ("parts", None)):
+        monkeypatch.setattr(padding, "_launched", lambda launched=launched: launched)
+        for _ in range(20):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            torch.autograd.grad(norm(x, lengths), (x, norm.weight, norm.bias), grad)
+            end.record()
+            torch.cuda.synchronize()
+            best[name] = min(best.get(name, float("inf")), start.elapsed_time(end))
+    print(f"instance norm: ours {best['ours']:.3f} ms, parts {best['parts']:.3f} ms")
+    assert best["ours"] < 0.7 * best["parts"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -13,7 +13,10 @@ from starseq.cli._app import app, progress_bar
 @app.command()
 def bench(
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to run.")] = "cpu",
-    case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.", show_default="all")] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this case, with --train also train-...; may be repeated.", show_default="all"),
+    ] = None,
     train: Annotated[bool, typer.Option("--train", help="Also steps of training, of the published models.")] = False,
     scaling: Annotated[bool, typer.Option("--scaling", help="Also how cost grows with frames and vocabulary.")] = False,
     data: Annotated[bool, typer.Option("--data", help="Also the data tools, on the corpora in --corpora.")] = False,
@@ -32,12 +35,18 @@ def bench(
     """Measure this machine: our losses against log_softmax and torch's ctc_loss, side by side in one run."""
     from starseq.jobs import bench as job
 
+    steps = [name for name in case or () if train and name.startswith(job.TRAIN)]
+    losses = [name for name in case or () if name not in steps]
+    rows = []
     with progress_bar("Measuring") as progress:
-        rows = job.bench(device, case or (), scaling=scaling, seconds=seconds, progress=progress)
+        if losses or scaling or not steps:
+            rows += job.bench(device, losses, scaling=scaling, seconds=seconds, progress=progress)
         if train:
             from starseq.jobs.bench_train import bench_train
 
-            rows += bench_train(device, progress=progress)
+            rows += bench_train(
+                device, steps, note=lambda line: typer.echo(f"starseq: {line}", err=True), progress=progress
+            )
         if data:
             rows += job.bench_data(corpora, progress=progress)
         if decode:

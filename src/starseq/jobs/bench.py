@@ -22,6 +22,8 @@ from starseq.jobs.bench_data import drop_million, read_audio, read_lines
 
 DECODE = "decode: "
 """begins the cases of `bench_decode`"""
+TRAIN = "train-"
+"""begins the cases of `bench_train`"""
 
 Progress = Callable[[int, int], None]
 Provider = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -161,7 +163,7 @@ def check(rows: Sequence[Measurement], targets: Path) -> list[str]:
         for target in csv.DictReader(file):
             found = ratios.get((target["case"], target["provider"]))
             if target["device"] == kind and found is not None and found > float(target["ratio"]):
-                failures.append(f"{target['case']}, {target['provider']}: ratio {found:.2f} is above {target['ratio']}")
+                failures.append(f"{target['case']}, {target['provider']}: ratio {found:.4g} is above {target['ratio']}")
     return failures
 
 
@@ -258,7 +260,7 @@ def _is_loss(row: Measurement) -> bool:
 
 def _is_step(row: Measurement) -> bool:
     """A row of `bench_train`."""
-    return row.case.startswith("train-")
+    return row.case.startswith(TRAIN)
 
 
 def _steps(rows: Sequence[Measurement]) -> list[str]:
@@ -271,7 +273,7 @@ def _steps(rows: Sequence[Measurement]) -> list[str]:
     for key in dict.fromkeys(key[:4] for key in found):
         spent, ratio, speed, memory = (found[(*key, metric)] for metric in ("time", "ratio", "speed", "memory"))
         times = f"{spent.p50:.4g} ({spent.p20:.4g} to {spent.p80:.4g})"
-        lines.append(f"| {' | '.join(key)} | {times} | {ratio.p50:.3f} | {speed.p50:.4g} | {memory.p50:.4g} |")
+        lines.append(f"| {' | '.join(key)} | {times} | {ratio.p50:.3f} | {speed.p50:.4g} | {_mebibytes(memory)} |")
     return lines
 
 
@@ -284,9 +286,13 @@ def _losses(rows: Sequence[Measurement]) -> list[str]:
     for key in dict.fromkeys(key[:4] for key in found):
         spent, ratio, memory = (found[(*key, metric)] for metric in ("time", "ratio", "memory"))
         times = f"{spent.p50:.3g} ({spent.p20:.3g} to {spent.p80:.3g})"
-        peak = "" if math.isnan(memory.p50) else f"{memory.p50:.4g}"
-        lines.append(f"| {' | '.join(key)} | {times} | {ratio.p50:.2f} | {peak} |")
+        lines.append(f"| {' | '.join(key)} | {times} | {ratio.p50:.2f} | {_mebibytes(memory)} |")
     return lines
+
+
+def _mebibytes(memory: Measurement) -> str:
+    """Empty where it is not known: what is replayed takes no memory of its own when it runs."""
+    return "" if math.isnan(memory.p50) else f"{memory.p50:.4g}"
 
 
 def _ratios(rows: Sequence[Measurement]) -> list[str]:
@@ -328,8 +334,7 @@ def _measure(case: Case, device: str, seconds: float) -> list[Measurement]:
         for name, run in runs.items():
             times[name] += _times(run, device)
 
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{_processor()}, {torch.get_num_threads()} threads"
-    shared = (name, torch.__version__, starseq.__version__)
+    shared = (_machine(device), torch.__version__, starseq.__version__)
     rows = []
     base = _percentiles(times[BASELINE])[1]
     for provider, spent in times.items():
@@ -343,16 +348,26 @@ def _measure(case: Case, device: str, seconds: float) -> list[Measurement]:
 
 
 def _captured(run: Callable[[], object]) -> Callable[[], object]:
-    """The same as a CUDA graph, to be replayed: what the device needs when nothing waits for Python."""
+    """The same as a CUDA graph, to be replayed: what the device needs when nothing waits for Python.
+
+    What cannot be captured raises RuntimeError, and leaves the device as it was.
+    """
+    before = torch.cuda.current_stream()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
+    stream.wait_stream(before)
     with torch.cuda.stream(stream):
         for _ in range(3):
             run()
-    torch.cuda.current_stream().wait_stream(stream)
+    before.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
+    try:
+        with torch.cuda.graph(graph):
+            run()
+    except RuntimeError:
+        # After a capture that broke, torch is still in its stream, and draws no random numbers outside of it.
+        torch.cuda.set_stream(before)
+        torch.cuda.default_generators[before.device_index].graphsafe_set_state(torch.Generator("cuda"))
+        raise
     return graph.replay
 
 
@@ -401,6 +416,10 @@ def _percentiles(values: list[float]) -> tuple[float, float, float]:
     quantiles = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64))
     low, middle, high = quantiles.tolist()
     return low, middle, high
+
+
+def _machine(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else f"{_processor()}, {torch.get_num_threads()} threads"
 
 
 def _processor() -> str:

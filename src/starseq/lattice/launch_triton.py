@@ -34,30 +34,28 @@ class Launch:
         self.seen: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
         self.direct = _is_familiar(kernel)
 
-    def __call__(self, grid: tuple[int, int], tensors: Sequence[Tensor | None], integers: Sequence[int]) -> None:
-        """Runs `grid` programs on the device of the first tensor, in its current stream. A tensor may be missing."""
-        first = tensors[0]
-        assert first is not None
-        if first.is_cuda and first.get_device() != torch.cuda.current_device():
-            with torch.cuda.device(first.get_device()):
-                self._run(grid, tensors, integers)
+    def __call__(self, grid: tuple[int, int], tensors: Sequence[Tensor], integers: Sequence[int]) -> None:
+        """Runs `grid` programs on the device of the first tensor, in its current stream."""
+        device = tensors[0].get_device()
+        if device >= 0 and device != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                self._run(device, grid, tensors, integers)
         else:
-            self._run(grid, tensors, integers)
+            self._run(device, grid, tensors, integers)
 
-    def _run(self, grid: tuple[int, int], tensors: Sequence[Tensor | None], integers: Sequence[int]) -> None:
+    def _run(self, device: int, grid: tuple[int, int], tensors: Sequence[Tensor], integers: Sequence[int]) -> None:
         if not self.direct or _somebody_listens(self.kernel):
             self._ask(grid, tensors, integers)
             return
-        addresses = [None if x is None else x.data_ptr() for x in tensors]
+        addresses = [x.data_ptr() for x in tensors]
         together = 0
         for address in addresses:
-            together |= address or 0
+            together |= address
         # Versions also differ by which pointers are multiples of 16, and by which integers need 64 bits: those are left to Triton.
         if together & 15 or max(integers) >= 2**31 or min(integers) < -(2**31):
             self._ask(grid, tensors, integers)
             return
-        device = tensors[0].get_device()  # type: ignore[union-attr]
-        key = (device, *[None if x is None else x.dtype for x in tensors])
+        key = (device, *[x.dtype for x in tensors])
         found = self.seen.get(key)
         if found is None:
             compiled = self._ask(grid, tensors, integers)
@@ -70,7 +68,7 @@ class Launch:
         stream = torch._C._cuda_getCurrentRawStream(device)  # what Triton itself asks
         run(*grid, 1, stream, function, packed, None, None, None, *addresses, *integers, *self.constants)
 
-    def _ask(self, grid: tuple[int, int], tensors: Sequence[Tensor | None], integers: Sequence[int]) -> Any:
+    def _ask(self, grid: tuple[int, int], tensors: Sequence[Tensor], integers: Sequence[int]) -> Any:
         return self.kernel[grid](*tensors, *integers, *self.constants, num_warps=self.num_warps)
 
 

@@ -26,7 +26,8 @@ def names() -> list[str]:
     >>> names()
     ['conv_small', 'crnn', 'gated_conv', 'transformer', 'transformer_small']
     """
-    modules = (module.name for module in pkgutil.iter_modules(__path__))
+    # What is written for Triton is no model, and cannot be imported where there is none.
+    modules = (module.name for module in pkgutil.iter_modules(__path__) if not module.name.endswith("_triton"))
     return sorted(name for name in modules if hasattr(importlib.import_module(f"{__name__}.{name}"), "build"))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -104,10 +107,23 @@ class InstanceNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        # Whoever compiles fuses the operations himself.
+        if not torch.compiler.is_compiling() and x.is_cuda and (launched := _launched()):
+            return launched(x, self.weight, self.bias, lengths)
         mask = real(lengths, x.shape[3])[:, None, None].to(torch.promote_types(x.dtype, torch.float32))
         count = (lengths.clamp(min=1) * x.shape[2])[:, None, None, None]
         y: Tensor = _MaskedNorm.apply(x, self.weight, self.bias, mask, count)  # type: ignore[no-untyped-call]
         return y
+
+
+@functools.cache
+def _launched() -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
+    """The norm in one launch, where Triton is installed: a model of many small norms is bound by how many operations they are."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from starseq.models.padding_triton import instance_norm
+
+    return instance_norm
 
 
 class _MaskedNorm(torch.autograd.Function):

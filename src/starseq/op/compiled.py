@@ -18,10 +18,11 @@ from starseq.op.setting import Batch, Saved, Setting, loss_dtype
 
 def forward(
     batch: Batch, setting: Setting, *, validate: bool, inserted: bool, differentiable: bool, reduction: str, zero_infinity: bool
-) -> tuple[Tensor, Tensor, Saved]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None, Saved]:  # fmt: skip
     """See starseq.op."""
     losses, insertions, *sums = forward_op(*batch, *setting, validate, inserted, differentiable)
-    return reduce(losses, batch[3], reduction, zero_infinity), insertions, Saved((insertions, *sums))
+    loss = reduce(losses, batch[3], reduction, zero_infinity)
+    return loss, insertions if inserted else None, Saved((insertions, *sums))
 
 
 def backward(

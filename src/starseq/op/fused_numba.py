@@ -58,7 +58,7 @@ class _Known(NamedTuple):
 
 def forward(
     batch: Batch, setting: Setting, *, validate: bool, inserted: bool, differentiable: bool, reduction: str, zero_infinity: bool
-) -> tuple[Tensor, Tensor, Saved]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None, Saved]:  # fmt: skip
     """See starseq.op."""
     logits, targets, input_lengths, target_lengths, log_penalty = batch
     B, T, V = logits.shape
@@ -83,14 +83,15 @@ def forward(
     both = scaled or differentiable or inserted
     saved = torch.empty(B * (1 + 3 * T + (1 + both) * (T + 1) * S), dtype=torch.float64)
     sums = _parts(saved, B, T, S)
-    insertions = torch.empty((B, S) if inserted else (0, 0), dtype=dtype)
+    insertions = torch.empty((B, S), dtype=dtype) if inserted else None
     threads.run(
         _forward_scaled if scaled else _forward, B, cost(logits, S), *rows_of(logits), T, V, known, frames, setting.normalized,
-        sums, insertions.numpy(),
+        sums, _NO_INSERTIONS[dtype] if insertions is None else insertions.numpy(),
     )  # fmt: skip
     loss = torch.empty(B if reduction == "none" else 1, dtype=dtype)
     _reduce(sums[0], labels, _REDUCTIONS[reduction], zero_infinity, loss.numpy())
-    return loss if reduction == "none" else loss[0], insertions, Saved((insertions, saved), known)
+    kept = (saved,) if insertions is None else (saved, insertions)
+    return loss if reduction == "none" else loss[0], insertions, Saved(kept, known)
 
 
 def backward(
@@ -102,7 +103,7 @@ def backward(
             grad, batch, saved, setting, reduction=reduction, needs_logits=needs_logits, needs_penalty=needs_penalty
         )
     logits, _, input_lengths, target_lengths, log_penalty = batch
-    insertions, sums = saved.tensors
+    sums = saved.tensors[0]
     for_logits = for_penalty = None
     if needs_logits:
         B, T, V = logits.shape
@@ -117,11 +118,14 @@ def backward(
         )  # fmt: skip
         for_logits = result if result.dtype == logits.dtype else result.to(logits.dtype)
     if needs_penalty:
-        for_penalty = separate.penalty_gradient(for_each(grad, target_lengths, reduction), insertions, log_penalty)
+        for_penalty = separate.penalty_gradient(
+            for_each(grad, target_lengths, reduction), saved.tensors[1], log_penalty
+        )
     return for_logits, for_penalty
 
 
 _NO_WEIGHTS = np.empty((0, 0), np.float32)
+_NO_INSERTIONS = {torch.float32: np.empty((0, 0), np.float32), torch.float64: np.empty((0, 0))}
 
 
 def _parts(saved: Tensor, B: int, T: int, S: int) -> tuple[Any, Any, Any, Any]:

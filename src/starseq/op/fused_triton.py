@@ -12,6 +12,7 @@ Two blocks of float64 hold everything else, S states an utterance (offsets in `_
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ _REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
 
 def forward(
     batch: Batch, setting: Setting, *, validate: bool, inserted: bool, differentiable: bool, reduction: str, zero_infinity: bool
-) -> tuple[Tensor, Tensor, Saved]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None, Saved]:  # fmt: skip
     """See starseq.op."""
     logits, targets, input_lengths, target_lengths, log_penalty = batch
     B, T, V = logits.shape
@@ -56,22 +57,23 @@ def forward(
     saved = torch.empty(B * T + (1 + both) * B * (T + 1) * S + B + 1, dtype=torch.float64, device=device)
     scratch = torch.empty((2 + inserted) * B * T * S, dtype=torch.float64, device=device)
     loss = torch.empty(() if plan.reduces else (B,), dtype=dtype, device=device)
-    insertions = torch.empty((B, S) if inserted else 0, dtype=dtype, device=device)
 
     strides = (*targets.stride(), input_lengths.stride(0), target_lengths.stride(0))
-    weights = (0, 0) if log_penalty is None else log_penalty.stride()
+    weights, weights_strides = _weights(log_penalty, logits)
     plan.scores(
-        (B * T, 1), (logits, targets, input_lengths, target_lengths, log_penalty, scratch, saved),
-        (*logits.stride()[:2], *strides, *weights, B, T, V, U, both, setting.blank),
+        (B * T, 1), (logits, targets, input_lengths, target_lengths, weights, scratch, saved),
+        (*logits.stride()[:2], *strides, *weights_strides, B, T, V, U, both, setting.blank),
     )  # fmt: skip
     plan.lattice(
         (B, 1 + both),
         (targets, input_lengths, target_lengths, scratch, saved, loss),
         (*strides, B, T, U, both, setting.blank),
     )
-    if inserted:
-        plan.insertions((B, 1), (input_lengths, target_lengths, scratch, saved, insertions), (*strides[2:], B, T, U))
-    return loss, insertions, Saved((saved, insertions) if inserted else (saved,))
+    if not inserted:
+        return loss, None, Saved((saved,))
+    insertions = torch.empty((B, S), dtype=dtype, device=device)
+    plan.insertions((B, 1), (input_lengths, target_lengths, scratch, saved, insertions), (*strides[2:], B, T, U))
+    return loss, insertions, Saved((saved, insertions))
 
 
 def backward(
@@ -94,16 +96,21 @@ def backward(
             form, setting.normalized, logits.dtype, V, 2 * U + 1 if form.merging else U + 1, strides[2], out_strides[2],
             strides == out_strides, _REDUCTIONS[reduction],
         )  # fmt: skip
-        weights = (0, 0) if log_penalty is None else log_penalty.stride()
+        weights, weights_strides = _weights(log_penalty, logits)
         launch(
-            (B * T, 1), (logits, grad, targets, input_lengths, target_lengths, log_penalty, saved.tensors[0], for_logits),
-            (*strides[:2], *out_strides[:2], *targets.stride(), input_lengths.stride(0), target_lengths.stride(0), *weights,
-             grad.stride(0) if grad.dim() else 0, B, T, V, U, setting.blank),
+            (B * T, 1), (logits, grad, targets, input_lengths, target_lengths, weights, saved.tensors[0], for_logits),
+            (*strides[:2], *out_strides[:2], *targets.stride(), input_lengths.stride(0), target_lengths.stride(0),
+             *weights_strides, grad.stride(0) if grad.dim() else 0, B, T, V, U, setting.blank),
         )  # fmt: skip
     if needs_penalty:
         each = for_each(grad, target_lengths, reduction)
         for_penalty = separate.penalty_gradient(each, saved.tensors[1], log_penalty)
     return for_logits, for_penalty
+
+
+def _weights(log_penalty: Tensor | None, anything: Tensor) -> tuple[Tensor, Sequence[int]]:
+    """The stars' weights and their strides; of a criterion without stars something that nobody reads."""
+    return (anything, (0, 0)) if log_penalty is None else (log_penalty, log_penalty.stride())
 
 
 class _Plan(NamedTuple):

@@ -23,12 +23,12 @@ from starseq.op.setting import Batch, Saved, Setting, loss_dtype
 
 def forward(
     batch: Batch, setting: Setting, *, validate: bool, inserted: bool, differentiable: bool, reduction: str, zero_infinity: bool
-) -> tuple[Tensor, Tensor, Saved]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None, Saved]:  # fmt: skip
     """See starseq.op."""
     graph = checked_graph(batch, setting, validate)
     losses, insertions, *sums = sums_of(batch, graph, setting, inserted, differentiable)
     loss = reduce(losses, batch[3], reduction, zero_infinity)
-    return loss, insertions, Saved((insertions, *sums), graph)
+    return loss, insertions if inserted else None, Saved((insertions, *sums), graph)
 
 
 def backward(

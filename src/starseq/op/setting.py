@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ class Saved(NamedTuple):
     other: anything small.
     """
 
-    tensors: tuple[Tensor, ...]
+    tensors: Sequence[Tensor]
     other: Any = None
 
 
