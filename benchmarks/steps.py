@@ -281,9 +281,9 @@ class _Chain:
     def _beam(self, before: Sequence[Step], lm: Mapping[str, Any]) -> list[Step]:
         """A language model of `text`, made with `options`; weights tuned on dev; the search. `text: pseudo` is the training
         rows as the run's pseudo-labels complete them (a teacher makes some for this), so that nothing is used that was
-        dropped; else it is a file under the folder of data. `lexicon: true` holds letters to the model's words, `rescore` are
-        the options of a Transformer on the same text that reorders the n best."""
-        wrong = set(lm) - {"text", "options", "pseudo", "lexicon", "rescore"}
+        dropped; else it is a file under the folder of data. `lexicon: true` holds letters to the model's words, `search` are
+        options of the search, `rescore` those of a Transformer on the same text that reorders the n best."""
+        wrong = set(lm) - {"text", "options", "pseudo", "lexicon", "search", "rescore"}
         if wrong:
             raise Mistake(f"table {self.table.name}: {wrong.pop()!r} is not a key of `lm`")
         run, made, text = _last_run(before), list[Step](), f"data/{lm['text']}"
@@ -297,13 +297,13 @@ class _Chain:
             source = written[-1].makes[0] if written else f"{self.corpus}/manifest.jsonl"
             text = "lm/{key}.jsonl"
             select = [["manifest", "filter", source, text, "--where", "split=train"]]
-        options, rescore = (list(map(str, lm.get(name, ()))) for name in ("options", "rescore"))
+        options, search, rescore = (list(map(str, lm.get(name, ()))) for name in ("options", "search", "rescore"))
         train = ["lm", "train", text, "--recipe", self.table.recipe]
         ngram = self._step(
             "lm", [*select, [*train, "--out", "lm/{key}.arpa", *options]], ["lm/{key}.arpa", "lm/{key}.words"], before
         )
         made.append(ngram)
-        use = ["--lm", ngram.makes[0], *(["--lexicon", ngram.makes[1]] if lm.get("lexicon") else [])]
+        use = ["--lm", ngram.makes[0], *(["--lexicon", ngram.makes[1]] if lm.get("lexicon") else []), *search]
         if rescore:
             neural = [*select, [*train, "--neural", "--out", "lm/{key}", *rescore]]
             made.append(self._step("lm", neural, ["lm/{key}/model.safetensors"], [*before, *made]))

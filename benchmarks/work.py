@@ -63,7 +63,9 @@ def current(table: Table, lines: Sequence[Record]) -> list[Record]:
         name = (line["condition"], line["method"], line["seed"])
         if line["table"] == table.name and name[0] in table.conditions and name[1] in table.all_methods():
             keys[name] = table.cell(*name).key
-    return [line for line in lines if line["key"] == keys.get((line["condition"], line["method"], line["seed"]))]
+    # Another table may have the same cell, by the same key.
+    mine = [line for line in lines if line["table"] == table.name]
+    return [line for line in mine if line["key"] == keys.get((line["condition"], line["method"], line["seed"]))]
 
 
 # --- what a step found ------------------------------------------------------------------------------------------------

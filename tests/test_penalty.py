@@ -203,12 +203,12 @@ def test_an_utterance_without_any_path_is_read_but_has_no_labels() -> None:
 
 
 @pytest.mark.parametrize("p0", [0.05, 0.5, 0.95])
-@pytest.mark.parametrize("missing", [0.0, 0.3, 0.5, 0.7])
-def test_it_finds_the_share_that_is_missing_from_above_and_from_below(p0: float, missing: float) -> None:
+@pytest.mark.parametrize(("missing", "power"), [(0.0, 1), (0.3, 1), (0.5, 1), (0.7, 1), (0.3, 2), (0.0, 3)])
+def test_it_finds_the_share_that_is_missing_from_above_and_from_below(p0: float, missing: float, power: float) -> None:
     """A model that reads every token, one that is half sure as one beside a p that is too low, and one that repeats each."""
     generator = torch.Generator().manual_seed(0)
     for sure, repeats in ((9.0, 1), (0.0, 1), (9.0, 2)):
-        penalty = AdaptivePenalty(p0=p0, rate=0.1, window=20)
+        penalty = AdaptivePenalty(p0=p0, rate=0.1, window=20, power=power)
         for _ in range(100):
             text = torch.randint(1, 30, (200,), generator=generator)
             labels = text[torch.rand(200, generator=generator) >= missing]
@@ -219,7 +219,7 @@ def test_it_finds_the_share_that_is_missing_from_above_and_from_below(p0: float,
                 logits, labels[None], torch.tensor([len(frames)]), torch.tensor([len(labels)]), batch_first=True
             )
             penalty.advance()
-        assert penalty().exp().item() == pytest.approx(max(missing, penalty.p_min), abs=0.03)
+        assert penalty().exp().item() == pytest.approx(max(1 - (1 - missing) ** power, penalty.p_min), abs=0.03)
 
 
 def test_a_model_that_reads_nothing_gets_all_the_freedom() -> None:
@@ -281,6 +281,7 @@ def test_nan_is_not_read() -> None:
         ({"threshold": 0.0}, "threshold: 0.0 is not a probability in (0, 1)"),
         ({"p0": 0.01}, "p0: 0.01 is not between p_min 0.02 and p_max 0.95"),
         ({"rate": 0.0}, "rate: 0.0 is not a positive number"),
+        ({"power": 0.0}, "power: 0.0 is not a positive number"),
         ({"window": math.inf}, "window: inf is not a number of steps"),
         ({"window": 0.5}, "window: 0.5 is not a number of steps"),
     ],

@@ -16,6 +16,7 @@ Lengths = Tensor | Sequence[int]
 BACKENDS = ("auto", "torch", "numba", "triton", "wfst")
 MATCHINGS = ("leftmost", "all")
 REDUCTIONS = ("none", "sum", "mean")
+_AUTO = {"cpu": "numba", "cuda": "triton"}
 
 
 def one_of(name: str, value: str, choices: Sequence[str]) -> str:
@@ -133,9 +134,9 @@ def _filled(shape: tuple[int, int], value: float, dtype: torch.dtype, device: to
 
 def backend_for(name: str, device: torch.device) -> str:
     """The backend by name; "auto" chooses by device. One that cannot run here raises: nothing falls back silently."""
-    one_of("backend", name, BACKENDS)
     if name == "auto":
-        return {"cpu": "numba", "cuda": "triton"}.get(device.type, "torch")
+        return _AUTO.get(device.type, "torch")
+    one_of("backend", name, BACKENDS)
     if name == "numba" and device.type != "cpu":
         raise ValueError(f"backend: 'numba' runs on the CPU, the logits are on {device}")
     if name == "triton":

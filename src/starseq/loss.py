@@ -258,19 +258,20 @@ def _loss(
     batched = logits.dim() == 3
     if not batched:
         logits, batch_first = logits[None], True
-    batch, vocabulary = logits.shape[0 if batch_first else 1], logits.shape[2]
+    shape, device = logits.shape, logits.device
+    batch, vocabulary = shape[0 if batch_first else 1], shape[2]
     if not 0 <= blank < vocabulary:
         raise ValueError(f"blank: {blank} is outside 0..{vocabulary - 1}, the vocabulary")
-    input_lengths = lengths_of("input_lengths", input_lengths, batch, logits.device)
-    target_lengths = lengths_of("target_lengths", target_lengths, batch, logits.device)
-    targets = padded_targets(targets, target_lengths, batched, max_target_length, logits.device)
+    input_lengths = lengths_of("input_lengths", input_lengths, batch, device)
+    target_lengths = lengths_of("target_lengths", target_lengths, batch, device)
+    targets = padded_targets(targets, target_lengths, batched, max_target_length, device)
     log_penalty = None if penalty is None else per_gap_penalty(penalty, batch, targets.shape[1], batched, logits)
 
-    backend = backend_for(backend, logits.device)
+    backend = backend_for(backend, device)
     loss, inserted = (_score_by_wfst if backend == "wfst" else score)(
         logits, targets, input_lengths, target_lengths, log_penalty, batch_first=batch_first, criterion=criterion,
         matching=matching, blank=blank, normalized=normalized, backend=backend,
-        validate=validate or logits.device.type == "cpu", inserted=return_inserted, reduction=reduction,
+        validate=validate or device.type == "cpu", inserted=return_inserted, reduction=reduction,
         zero_infinity=zero_infinity,
     )  # fmt: skip
     if not batched:

@@ -68,12 +68,13 @@ class InsertionPenalty(nn.Module):
 class AdaptivePenalty(nn.Module):
     r"""The star's weight p, as its logarithm, tuned while training goes on, without knowing how many labels are missing:
 
-        p = 1 - r^2 U / max(N, U),    N the tokens that the model reads, r the share of the U labels at which it reads something
+        p = 1 - (r^2 U / max(N, U))^power,    N tokens that the model reads, r the share of the U labels where it reads something
 
     N / r estimates how many tokens there are (what it overlooks among the labels it overlooks elsewhere too), so 1 - r U / N is the
-    share of them that the transcripts lack, which is what p means. The rest is for the way there: a model that reads nothing
-    yet gets p near `p_max`, so that what has no label costs little and tokens are learned from those that have one; as it
-    learns to read, r goes to 1 and p falls to the missing share, from above.
+    share d of them that the transcripts lack. The other r is for the way there: a model that reads nothing yet gets p near `p_max`,
+    so that what has no label costs little and tokens are learned from those that have one; as it learns to read, r goes to 1 and p
+    falls, from above, to 1 - (1 - d)^power. With a power of 1 that is d, what p means. A larger one keeps p above d, for models
+    that learn their data by heart: those explain a lost token by a blank for nothing, by the token for -log p.
 
     Something is read at a frame where the best token comes to more than `threshold` against the blank, right or wrong, and the
     same token in neighbouring frames is read once. So p itself hardly moves what is counted: where it is too low a model puts
@@ -91,10 +92,11 @@ class AdaptivePenalty(nn.Module):
         >>> for _ in range(300):
         ...     penalty.observe(logits, torch.tensor([[2]]), (4,), (1,), batch_first=True)
         ...     penalty.advance()
-        >>> round(penalty().exp().item(), 4)
+        >>> round(penalty().exp().item(), 4)      # half of the tokens are missing
         0.5
 
-    Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate that is not positive and a window under 1.
+    Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate or power that is not positive and a window
+    under 1.
     """
 
     log_odds: Tensor
@@ -112,6 +114,7 @@ class AdaptivePenalty(nn.Module):
         rate: float = 0.01,
         window: float = 100.0,
         threshold: float = 0.3,
+        power: float = 1.0,
         blank: int = 0,
     ) -> None:
         super().__init__()
@@ -120,12 +123,13 @@ class AdaptivePenalty(nn.Module):
                 raise ValueError(f"{name}: {value} is not a probability in (0, 1)")
         if not p_min <= p0 <= p_max:
             raise ValueError(f"p0: {p0} is not between p_min {p_min} and p_max {p_max}")
-        if not (rate > 0 and math.isfinite(rate)):
-            raise ValueError(f"rate: {rate} is not a positive number")
+        for name, value in (("rate", rate), ("power", power)):
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name}: {value} is not a positive number")
         if not (window >= 1 and math.isfinite(window)):
             raise ValueError(f"window: {window} is not a number of steps")
         self.p0, self.p_min, self.p_max, self.rate, self.window = p0, p_min, p_max, rate, window
-        self.threshold, self.blank = threshold, blank
+        self.threshold, self.power, self.blank = threshold, power, blank
         self.register_buffer("log_odds", torch.tensor(_log_odds(p0), dtype=torch.float64))
         self.register_buffer("counts", torch.zeros(3, dtype=torch.float64))
         self.register_buffer("upcoming", torch.zeros(3, dtype=torch.float64))
@@ -166,8 +170,8 @@ class AdaptivePenalty(nn.Module):
         self.counts.mul_(1 - 1 / self.window).add_(self.upcoming)
         self.upcoming.zero_()
         found, read, known = self.counts
-        missing = 1 - found / known.clamp(min=1) * (found / torch.maximum(read, known).clamp(min=1))
-        towards = torch.logit(missing.clamp(self.p_min, self.p_max)) - self.log_odds
+        kept = found / known.clamp(min=1) * (found / torch.maximum(read, known).clamp(min=1))
+        towards = torch.logit((1 - kept**self.power).clamp(self.p_min, self.p_max)) - self.log_odds
         self.log_odds += towards.clamp(-self.rate, self.rate)
         self.step += 1
 
@@ -180,7 +184,7 @@ class AdaptivePenalty(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        names = ("p0", "p_min", "p_max", "rate", "window", "threshold")
+        names = ("p0", "p_min", "p_max", "rate", "window", "threshold", "power")
         return ", ".join(f"{name}={getattr(self, name):g}" for name in names)
 
 

@@ -161,6 +161,7 @@ def test_another_setting_is_another_line(place: Place) -> None:
     assert place.names() == ["0/ctc/0", "0/ctc/0"]
     table, lines = Table.load(str(place.table)), work.read_lines(place.results)
     assert work.current(table, lines) == lines[:1]
+    assert work.current(table, [*lines, {**lines[0], "table": "another that has this cell too"}]) == lines[:1]
     place.table.write_text(TABLE + "revision: 2\n")
     assert work.current(Table.load(str(place.table)), lines) == []
 

@@ -95,10 +95,11 @@ class RandomProjective:
         u, v = torch.meshgrid(
             torch.arange(W, device=x.device) + 0.5, torch.arange(H, device=x.device) + 0.5, indexing="ij"
         )
-        target = torch.stack((u, v, torch.ones_like(u)))
-        source = torch.einsum("bij,jwh->biwh", torch.stack(maps).to(x.device, torch.float32), target)
+        # Written out: as a product of matrices it would be cut to the ten bits of TF32 where the user allows that for the model.
+        m = torch.stack(maps).to(x.device, torch.float32)[:, :, :, None, None]
+        source = [m[:, i, 0] * u + m[:, i, 1] * v + m[:, i, 2] for i in range(3)]
         # grid_sample wants (x, y) in [-1, 1]; (B, 1, W, H) has W as its rows, so y is the place along the line.
-        along, across = source[:, 0] / source[:, 2], source[:, 1] / source[:, 2]
+        along, across = source[0] / source[2], source[1] / source[2]
         grid = torch.stack((across * 2 / H - 1, along * 2 / W - 1), dim=-1)
         moved = torch.nn.functional.grid_sample(
             x.float()[:, None], grid, mode="bilinear", padding_mode="zeros", align_corners=False
