@@ -124,6 +124,11 @@ def test_version_and_help(command: Command) -> None:
         assert "Usage: starseq" in done.out
 
 
+def test_as_a_module_it_warns_of_nothing() -> None:
+    run = [sys.executable, "-W", "error", "-m", "starseq.cli", "--version"]
+    assert subprocess.run(run, capture_output=True, text=True, check=True).stderr == ""
+
+
 LIGHT = """
 import importlib.util, sys, types
 package = types.ModuleType("starseq")

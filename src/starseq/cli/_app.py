@@ -70,9 +70,9 @@ def numbers(text: str, option: str) -> tuple[float, ...]:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from starseq import __version__
 
-        typer.echo(f"starseq {version('starseq')}")
+        typer.echo(f"starseq {__version__}")
         raise typer.Exit
 
 

@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from dataclasses import replace as changed
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from numpy.typing import NDArray
 
-from starseq import criteria, runs
+from starseq import __version__, criteria, runs
 from starseq.data.drop import Dropper, drop_labels
 from starseq.data.errors import DataError
 from starseq.data.files import write_text
@@ -200,7 +199,7 @@ def pseudo(
         "kind": kind,
         **({"threshold": threshold} if kind == "confident" else {}),
         **method.settings,
-        "starseq": version("starseq"),
+        "starseq": __version__,
     }
     dropped = None if dropper is None else asdict(dropper)
     settings = {**source, "manifest": _hash(manifest)[:16], "splits": chosen, "drop": dropped}

@@ -6,14 +6,13 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from starseq import criteria, runs
+from starseq import __version__, criteria, runs
 from starseq.data.dataset import FeatureReader, LineReader
 from starseq.data.drop import Dropper
 from starseq.data.errors import DataError
@@ -88,7 +87,7 @@ def report(
     aligned = _alignments(loaded, shown, [line for line in lines if line is not None], alignments)
     target = Path(out) if out is not None else loaded[0].folder / "report.html"
     heading = title or ("Run " if len(shown) == 1 else "Runs ") + ", ".join(shown)
-    footer = f"starseq {version('starseq')}, torch {torch.__version__}"
+    footer = f"starseq {__version__}, torch {torch.__version__}"
     write_text(target, page(heading, views, made, aligned, intro=intro, footer=footer))
     return target
 
