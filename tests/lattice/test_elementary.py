@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -62,6 +64,19 @@ def test_exp(dtype) -> None:
 def test_exp_at_the_edges() -> None:
     x = np.array([0.0, -0.0, -INF, INF, NAN, -1e30, 1e30, -87.4, -104.0, 88.1, 1e-30], np.float32)
     np.testing.assert_array_equal(over(_exp, x), np.array([1, 1, 0, INF, NAN, 0, INF, 0, 0, INF, 1], np.float32))
+
+
+@numba.njit
+def _exp_down(x, out):
+    for i in range(0, x.size, width(x)):
+        store(elementary.exp_down(load(x, i, 0.0, x)), out, i)
+
+
+def test_exp_down() -> None:
+    x = np.linspace(-87, 0, 200_001).astype(np.float32)
+    assert np.abs(over(_exp_down, x) / np.exp(x.astype(np.float64)) - 1).max() < 2e-7
+    edges = np.array([0.0, -0.0, -INF, NAN, -1e30, -87.1, -104.0, -1e-30], np.float32)
+    np.testing.assert_array_equal(over(_exp_down, edges), np.array([1, 1, 0, NAN, 0, 0, 0, 1], np.float32))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -145,3 +160,15 @@ def test_exp_of_lanes_of_float64() -> None:
     out = np.empty_like(edges)
     _exp_of_doubles(edges, out, np.empty(0, np.float32))
     np.testing.assert_array_equal(out, np.array([1, 1, 0, INF, NAN, 0, INF, INF, 0]))
+
+
+def test_code_older_than_a_source_is_forgotten(tmp_path: Path) -> None:
+    old, new, source = (tmp_path / "op" / name for name in ("__pycache__/a.nbi", "__pycache__/b.nbi", "c_numba.py"))
+    for time, path in enumerate((old, source, new), 1):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (time, time))
+    elementary.forget_stale_code(tmp_path)
+    assert not old.exists()
+    assert new.exists()
+    elementary.forget_stale_code(tmp_path / "no such folder")

@@ -20,10 +20,10 @@ from starseq.lattice.elementary_numba import exp, jit, jit_inline, jit_outer, lo
 from starseq.lattice.lanes_numba import every, largest, load, narrow, select, store, total, widen, width
 from starseq.lattice.topology import Topology
 
-_BLOCK = 1024  # of a row at a time
+BLOCK = 1024  # of a row at a time
 FRAMES = 16  # at a time, step by step: in one frame alone, each step would wait for the one before it
 _ENOUGH = 1e-6  # of a float64 sum: what is left after a subtraction still has ten digits
-_TINY = 1e-25  # a sum of float32 terms under which some of them may have become 0
+TINY = 1e-25  # a sum of float32 terms under which some of them may have become 0
 _MODERATE = 20.0  # of a logarithm: what a float32 probability loses as 0 is still nothing when multiplied by e^20
 _LOW, _HIGH = 1e-250, 1e250  # within, a float64 sum of shares is neither 0 nor inf nor of few digits
 
@@ -131,8 +131,12 @@ def rows_of(x: Tensor) -> tuple[Any, int, int]:
         x = x.float()
     if x.stride(2) != 1 and x.shape[2] != 1:
         x = x.contiguous()
-    extent = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1 if x.numel() else 0
-    return x.as_strided((extent,), (1,)).numpy(), x.stride(0), x.stride(1)
+    strides, array = x.stride(), x.detach().numpy()
+    for dense in (array, array.transpose(1, 0, 2)):  # mostly; numpy is quicker than torch to find out
+        if dense.flags.c_contiguous:
+            return dense.reshape(-1), strides[0], strides[1]
+    extent = sum((size - 1) * stride for size, stride in zip(x.shape, strides, strict=True)) + 1 if x.numel() else 0
+    return x.as_strided((extent,), (1,)).numpy(), strides[0], strides[1]
 
 
 @jit
@@ -194,8 +198,8 @@ def _sum_exp(values: Any, top: Any, shift: Any, like: Any) -> Any:
     """
     below, tops = 0.0, 0.0
     highest, less = narrow(top, like), narrow(shift, like)
-    for start in range(0, values.size, _BLOCK):
-        block = values[start : start + _BLOCK]
+    for start in range(0, values.size, BLOCK):
+        block = values[start : start + BLOCK]
         some, many = every(0.0, like), every(0.0, like)
         for i in range(0, block.size, width(like)):
             x = load(block, i, -np.inf, like)
@@ -242,13 +246,22 @@ def star_of(row: Any, blank: Any, top: Any, like: Any) -> Any:
         below += more
         tops += also
     star, others = below + tops, below + (tops - 1.0)
-    if others < _TINY:
+    if others < TINY:
         if tops == 0.0:  # nothing but -inf
             return below, below, top
         second = _second(before, after, top, like)
         if second > -np.inf:
             return star, _sum_again(before, after, top, second, like), second
     return star, others, top
+
+
+@jit
+def others_of(row: Any, blank: Any, top: Any, others: Any, like: Any) -> Any:
+    """The sum of the tokens but blank and one largest, over e^top, where it is less than TINY."""
+    second = _second(row[:blank], row[blank + 1 :], top, like)
+    if second == -np.inf:
+        return others
+    return _sum_again(row[:blank], row[blank + 1 :], top, second, like) * math.exp(second - top)
 
 
 @jit_inline

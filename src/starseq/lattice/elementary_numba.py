@@ -7,6 +7,8 @@ given by `like`, an array: float32 takes polynomials (relative error about 1e-7)
 from __future__ import annotations
 
 import math
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -26,6 +28,21 @@ from starseq.lattice.lanes_numba import (
     width,
 )
 
+
+def forget_stale_code(package: Path) -> None:
+    """Removes numba's indices of compiled code that are older than any source of compiled functions.
+
+    numba itself looks at a function's own file alone: after a change in what it calls, it would go on with what it has.
+    """
+    with suppress(OSError):  # where nothing may be written, nothing was
+        newest = max((path.stat().st_mtime for path in package.glob("*/*_numba.py")), default=0.0)
+        for index in package.glob("*/__pycache__/*.nbi"):
+            if index.stat().st_mtime < newest:
+                index.unlink(missing_ok=True)
+
+
+forget_stale_code(Path(__file__).parent.parent)
+
 _OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 # `contract` allows fused multiply-adds and nothing else: infinities, NaN and the order of sums stay as written. Without numba's
 # run-time (`_nrt`) nothing can be allocated, but a slice costs no counting of references, which is as much as a short loop.
@@ -39,6 +56,7 @@ jit_outer = numba.njit(**_OPTIONS)
 _ROUND = np.float32(1.4426950408889634)  # 1 / ln 2
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _SMALLEST, _LARGEST = np.float32(-87.33654), np.float32(88.0)
+_LOW = np.float32(-87)
 _ZERO, _ONE, _TWO, _HALF = np.float32(0), np.float32(1), np.float32(2), np.float32(0.5)
 _INF = np.float32(np.inf)
 _LN2, _LOWEST = math.log(2), -1.7976931348623157e308
@@ -61,6 +79,16 @@ def _exp_float32(x: Any) -> Any:
     power = _ONE + (r + r * r * (_HALF + r * (_E3 + r * (_E4 + r * (_E5 + r * _E6)))))
     result = select(x < _SMALLEST, _ZERO, power * two_to_the_n)
     return select(x > _LARGEST, _INF, result)
+
+
+@jit_inline
+def exp_down(x: Any) -> Any:
+    """e^x of float32 lanes that are not positive (what is has any result), and 0 below e^-87: in fewer steps than `exp`."""
+    bounded = select(x < _LOW, _LOW, x)
+    n, two_to_the_n = nearest(bounded * _ROUND)
+    r = (bounded - n * _LN2_HIGH) - n * _LN2_LOW
+    power = _ONE + r * (_ONE + r * (_HALF + r * (_E3 + r * (_E4 + r * (_E5 + r * _E6)))))
+    return select(x < _LOW, _ZERO, power * two_to_the_n)
 
 
 @jit_inline
@@ -110,7 +138,7 @@ def _overload_exp(x: Any) -> Any:
 
     if x == types.float64:
         return library
-    return double_polynomial if x == Lanes(types.float64) else polynomial
+    return double_polynomial if isinstance(x, Lanes) and x.dtype == types.float64 else polynomial
 
 
 @overload(log1p)  # type: ignore[untyped-decorator]

@@ -8,6 +8,9 @@ Here loops are written over whole vectors, and the last one is masked:
 
 `like` is an array whose type says how to compute. float32: LANES elements at a time, float32 or float64. float64: one by one, as
 plain numbers, for the C library's functions; so the same code does for both.
+
+Short rows are handled ROWS at a time: in one alone, each instruction would wait for the one before it. Such a value has the lanes
+of all these rows, and what is one number for each row has ROWS lanes.
 """
 
 from __future__ import annotations
@@ -24,49 +27,47 @@ from numba.core.datamodel import models
 from numba.extending import intrinsic, overload, register_model
 
 LANES = 16  # float32: one register of AVX-512, two of AVX2. Compilers split what is too wide for a machine.
+ROWS = 4
 
 # Not strict: else the annotations of a template would have to be those of the function that it returns.
 _overload = functools.partial(overload, strict=False)
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _ELEMENTS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.boolean: ir.IntType(1)}
-_SUFFIX = {
-    types.float32: f"v{LANES}f32", types.float64: f"v{LANES}f64", types.boolean: f"v{LANES}i8",
-}  # fmt: skip
+_SUFFIX = {types.float32: "f32", types.float64: "f64", types.boolean: "i8"}
 
 
 class Lanes(types.Type):  # type: ignore[misc]
-    """LANES numbers, or truths, of one type."""
+    """Numbers, or truths, of one type."""
 
-    def __init__(self, dtype: Any) -> None:
-        self.dtype = dtype
-        super().__init__(name=f"Lanes({dtype})")
+    def __init__(self, dtype: Any, count: int = LANES) -> None:
+        self.dtype, self.count = dtype, count
+        super().__init__(name=f"Lanes({dtype}, {count})")
 
 
 @register_model(Lanes)  # type: ignore[untyped-decorator]
 class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, fe_type: Any) -> None:
-        super().__init__(manager, fe_type, ir.VectorType(_ELEMENTS[fe_type.dtype], LANES))
-
-
-_SINGLE, _DOUBLE, _TRUTHS = Lanes(types.float32), Lanes(types.float64), Lanes(types.boolean)
+        super().__init__(manager, fe_type, ir.VectorType(_ELEMENTS[fe_type.dtype], fe_type.count))
 
 
 def _constants(kind: Any, values: Any) -> Any:
     return ir.Constant(ir.VectorType(kind, len(values)), list(values))
 
 
-def _splat(builder: Any, value: Any) -> Any:
+def _splat(builder: Any, value: Any, count: int = LANES) -> Any:
     """The number in every lane."""
-    nothing = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
+    nothing = ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
     one = builder.insert_element(nothing, value, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(one, nothing, _constants(_I32, [0] * LANES))
+    return builder.shuffle_vector(one, nothing, _constants(_I32, [0] * count))
 
 
 def _alike(context: Any, builder: Any, kinds: Any, values: Any) -> list[Any]:
     """The values as lanes: numbers among them are brought to the others' type and put into every lane."""
     lanes = next(kind for kind in kinds if isinstance(kind, Lanes))
     return [
-        value if isinstance(kind, Lanes) else _splat(builder, context.cast(builder, value, kind, lanes.dtype))
+        value
+        if isinstance(kind, Lanes)
+        else _splat(builder, context.cast(builder, value, kind, lanes.dtype), lanes.count)
         for kind, value in zip(kinds, values, strict=True)
     ]
 
@@ -79,7 +80,8 @@ def _binary(operation: Any, instruction: Callable[[Any, Any, Any], Any], truth: 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return instruction(builder, *_alike(context, builder, signature.args, arguments))
 
-        return (_TRUTHS if truth else a if isinstance(a, Lanes) else b)(a, b), generate
+        lanes = a if isinstance(a, Lanes) else b
+        return (Lanes(types.boolean, lanes.count) if truth else lanes)(a, b), generate
 
     @_overload(operation)  # type: ignore[untyped-decorator]
     def _template(a: Any, b: Any) -> Any:
@@ -111,8 +113,46 @@ def load(array: Any, i: int, fill: float, like: Any) -> Any:
     raise NotImplementedError("compiled code only")
 
 
+def load_lanes(array: Any, i: int) -> Any:
+    """The same in lanes whatever the precision, 0 past the end."""
+    raise NotImplementedError("compiled code only")
+
+
 def store(value: Any, array: Any, i: int) -> None:
     """Writes what lies within the array."""
+    raise NotImplementedError("compiled code only")
+
+
+def load_rows(array: Any, places: Any, i: int, left: int, fill: float) -> Any:
+    """Elements i, i+1, ... of ROWS rows, which begin at these places; `fill` where fewer than LANES are left."""
+    raise NotImplementedError("compiled code only")
+
+
+def store_rows(value: Any, array: Any, places: Any, i: int, left: int) -> None:
+    """Writes what is left of each row."""
+    raise NotImplementedError("compiled code only")
+
+
+def load_each(array: Any, i: int) -> Any:
+    """Elements i, i+1, ..., one for each of ROWS rows."""
+    raise NotImplementedError("compiled code only")
+
+
+def each(numbers: Any) -> Any:
+    """One number for each of ROWS rows, from a tuple."""
+    raise NotImplementedError("compiled code only")
+
+
+def spread(x: Any) -> Any:
+    """The number of each row in all of its lanes."""
+    raise NotImplementedError("compiled code only")
+
+
+def turn(source: Any, at: int, step: int, rows: int, columns: int, out: Any, to: int, out_step: int) -> None:
+    """Turns a matrix of float64, at most LANES each way, in flat arrays: out[to + k * out_step + r] = source[at + r * step + k].
+
+    All r < LANES are written, past the last of the rows this one again; and all k < columns.
+    """
     raise NotImplementedError("compiled code only")
 
 
@@ -141,13 +181,18 @@ def every(number: float, like: Any) -> Any:
     raise NotImplementedError("compiled code only")
 
 
-def total(x: Any) -> float:
-    """The sum of the lanes, in a fixed order."""
+def alike(number: float, x: Any) -> Any:
+    """The number in as many lanes as x has, of the same type."""
     raise NotImplementedError("compiled code only")
 
 
-def largest(x: Any) -> float:
-    """The largest lane; NaN is passed over or returned, as it falls."""
+def total(x: Any) -> Any:
+    """The sum of the lanes, in a fixed order; of several rows, one for each."""
+    raise NotImplementedError("compiled code only")
+
+
+def largest(x: Any) -> Any:
+    """The largest lane, or that of each row; NaN is passed over or returned, as it falls."""
     raise NotImplementedError("compiled code only")
 
 
@@ -177,6 +222,11 @@ def _overload_load(array: Any, i: Any, fill: Any, like: Any) -> Any:
     return lambda array, i, fill, like: array[i]
 
 
+@_overload(load_lanes)  # type: ignore[untyped-decorator]
+def _overload_load_lanes(array: Any, i: Any) -> Any:
+    return lambda array, i: _load(array, i, 0.0)
+
+
 @_overload(store)  # type: ignore[untyped-decorator]
 def _overload_store(value: Any, array: Any, i: Any) -> Any:
     if isinstance(value, Lanes):
@@ -186,6 +236,39 @@ def _overload_store(value: Any, array: Any, i: Any) -> Any:
         array[i] = value
 
     return one
+
+
+@_overload(load_rows)  # type: ignore[untyped-decorator]
+def _overload_load_rows(array: Any, places: Any, i: Any, left: Any, fill: Any) -> Any:
+    return lambda array, places, i, left, fill: _load_rows(array, places, i, left, fill)
+
+
+@_overload(store_rows)  # type: ignore[untyped-decorator]
+def _overload_store_rows(value: Any, array: Any, places: Any, i: Any, left: Any) -> Any:
+    return lambda value, array, places, i, left: _store_rows(value, array, places, i, left)
+
+
+@_overload(load_each)  # type: ignore[untyped-decorator]
+def _overload_load_each(array: Any, i: Any) -> Any:
+    return lambda array, i: _load_each(array, i)
+
+
+@_overload(each)  # type: ignore[untyped-decorator]
+def _overload_each(numbers: Any) -> Any:
+    return lambda numbers: _each(numbers)
+
+
+@_overload(spread)  # type: ignore[untyped-decorator]
+def _overload_spread(x: Any) -> Any:
+    return lambda x: _spread(x)
+
+
+@_overload(turn)  # type: ignore[untyped-decorator]
+def _overload_turn(source: Any, at: Any, step: Any, rows: Any, columns: Any, out: Any, to: Any, out_step: Any) -> Any:
+    def turned(source: Any, at: Any, step: Any, rows: Any, columns: Any, out: Any, to: Any, out_step: Any) -> None:
+        _turn(source, at, step, rows, columns, out, to, out_step)
+
+    return turned
 
 
 @_overload(prefetch)  # type: ignore[untyped-decorator]
@@ -203,20 +286,25 @@ def _overload_select(truth: Any, a: Any, b: Any) -> Any:
 @_overload(narrow)  # type: ignore[untyped-decorator]
 def _overload_narrow(x: Any, like: Any) -> Any:
     if isinstance(x, Lanes):
-        return lambda x, like: _narrow(x)
+        return (lambda x, like: _narrow(x)) if _parted(like) else (lambda x, like: x)
     return lambda x, like: like.dtype.type(x)
 
 
 @_overload(widen)  # type: ignore[untyped-decorator]
 def _overload_widen(x: Any) -> Any:
     if isinstance(x, Lanes):
-        return (lambda x: x) if x == _DOUBLE else (lambda x: _widen(x))
+        return (lambda x: x) if x.dtype == types.float64 else (lambda x: _widen(x))
     return lambda x: np.float64(x)
 
 
 @_overload(every)  # type: ignore[untyped-decorator]
 def _overload_every(number: Any, like: Any) -> Any:
     return (lambda number, like: _every(number)) if _parted(like) else (lambda number, like: np.float64(number))
+
+
+@_overload(alike)  # type: ignore[untyped-decorator]
+def _overload_alike(number: Any, x: Any) -> Any:
+    return lambda number, x: _fill(number, x)
 
 
 @_overload(total)  # type: ignore[untyped-decorator]
@@ -239,76 +327,216 @@ def _overload_split(x: Any) -> Any:
     return lambda x: _split(x)
 
 
-def _address(context: Any, builder: Any, kind: Any, array: Any, i: Any) -> tuple[Any, Any, Any]:
+def _limit(builder: Any, left: Any, count: int) -> tuple[Any, Any]:
+    """Whether so many elements are enough for every lane, and the mask of the lanes that they fill."""
+    whole = builder.icmp_signed(">=", left, ir.Constant(left.type, count))
+    limit = _splat(builder, builder.trunc(left, _I32), count)
+    return whole, builder.icmp_signed("<", _constants(_I32, range(count)), limit)
+
+
+def _address(context: Any, builder: Any, kind: Any, array: Any, i: Any, count: int) -> tuple[Any, Any, Any]:
     """Where element i lies, whether a whole vector lies there, and the mask of the lanes that do."""
     struct = context.make_array(kind)(context, builder, array)
-    left = builder.sub(struct.nitems, i)
-    whole = builder.icmp_signed(">=", left, ir.Constant(left.type, LANES))
-    limit = _splat(builder, builder.trunc(left, _I32))
-    mask = builder.icmp_signed("<", _constants(_I32, range(LANES)), limit)
-    return cgutils.gep_inbounds(builder, struct.data, i), whole, mask
+    return (
+        cgutils.gep_inbounds(builder, struct.data, i),
+        *_limit(builder, builder.sub(struct.nitems, i), count),
+    )
 
 
 def _bytes(dtype: Any) -> int:
     return 1 if dtype == types.boolean else int(dtype.bitwidth) // 8
 
 
-def _masked(builder: Any, name: str, suffix: str, result: Any, arguments: Any) -> Any:
-    """Calls one of LLVM's masked operations: load, store."""
-    kind = ir.FunctionType(result, [argument.type for argument in arguments])
-    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.{name}.{suffix}")
-    return builder.call(function, arguments)
+def _masked(builder: Any, name: str, kind: Any, result: Any, arguments: Any) -> Any:
+    """Calls one of LLVM's masked operations, load or store, on a vector of this kind."""
+    suffix = f"v{kind.count}{_SUFFIX[kind.dtype]}.p0"
+    signature = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(
+        cgutils.get_or_insert_function(builder.module, signature, f"llvm.masked.{name}.{suffix}"), arguments
+    )
 
 
-def _read(context: Any, builder: Any, kind: Any, array: Any, i: Any, fill: Any) -> Any:
-    """Elements from i on, `fill` (a vector) past the end."""
-    vector = fill.type
+def _read(builder: Any, kind: Any, pointers: Any, whole: Any, mask: Any, fill: Any) -> list[Any]:
+    """The vectors at the pointers, `fill` (a vector) where the mask is not set."""
     align = _bytes(kind.dtype)
-    pointer, whole, mask = _address(context, builder, kind, array, i)
-    pointer = builder.bitcast(pointer, vector.as_pointer())
+    pointers = [builder.bitcast(pointer, fill.type.as_pointer()) for pointer in pointers]
     with builder.if_else(whole, likely=True) as (then, otherwise):
         with then:
-            plain = builder.load(pointer, align=align)
+            plain = [builder.load(pointer, align=align) for pointer in pointers]
             plain_block = builder.block
         with otherwise:
-            masked = [pointer, ir.Constant(_I32, align), mask, fill]
-            part = _masked(builder, "load", f"{_SUFFIX[kind.dtype]}.p0", vector, masked)
+            part = [
+                _masked(builder, "load", kind, fill.type, [pointer, ir.Constant(_I32, align), mask, fill])
+                for pointer in pointers
+            ]
             part_block = builder.block
-    result = builder.phi(vector)
-    result.add_incoming(plain, plain_block)
-    result.add_incoming(part, part_block)
-    return result
+    results = []
+    for all_of_it, some_of_it in zip(plain, part, strict=True):
+        result = builder.phi(fill.type)
+        result.add_incoming(all_of_it, plain_block)
+        result.add_incoming(some_of_it, part_block)
+        results.append(result)
+    return results
+
+
+def _write(builder: Any, kind: Any, vectors: Any, pointers: Any, whole: Any, mask: Any) -> None:
+    align = _bytes(kind.dtype)
+    pointers = [builder.bitcast(pointer, vectors[0].type.as_pointer()) for pointer in pointers]
+    with builder.if_else(whole, likely=True) as (then, otherwise):
+        with then:
+            for vector, pointer in zip(vectors, pointers, strict=True):
+                builder.store(vector, pointer, align=align)
+        with otherwise:
+            for vector, pointer in zip(vectors, pointers, strict=True):
+                _masked(builder, "store", kind, ir.VoidType(), [vector, pointer, ir.Constant(_I32, align), mask])
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _load(typing_context: Any, array: Any, i: Any, fill: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values, start, outside = arguments
+        pointer, whole, mask = _address(context, builder, array, values, start, LANES)
         if array.dtype == types.boolean:  # a byte each in memory; past the end false
             nothing = _constants(ir.IntType(8), [0] * LANES)
-            return builder.icmp_unsigned("!=", _read(context, builder, array, values, start, nothing), nothing)
+            (found,) = _read(builder, Lanes(array.dtype), [pointer], whole, mask, nothing)
+            return builder.icmp_unsigned("!=", found, nothing)
         other = _splat(builder, context.cast(builder, outside, signature.args[2], array.dtype))
-        return _read(context, builder, array, values, start, other)
+        return _read(builder, Lanes(array.dtype), [pointer], whole, mask, other)[0]
 
     return Lanes(array.dtype)(array, types.intp, fill), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _load_each(typing_context: Any, array: Any, i: Any) -> Any:
+    result = Lanes(array.dtype, ROWS)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(array)(context, builder, arguments[0]).data
+        vector = ir.VectorType(_ELEMENTS[array.dtype], ROWS)
+        pointer = builder.bitcast(cgutils.gep_inbounds(builder, data, arguments[1]), vector.as_pointer())
+        return builder.load(pointer, align=_bytes(array.dtype))
+
+    return result(array, types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _each(typing_context: Any, numbers: Any) -> Any:
+    result = Lanes(numbers.dtype, numbers.count)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lanes = ir.Constant(ir.VectorType(_ELEMENTS[numbers.dtype], numbers.count), ir.Undefined)
+        for row, number in enumerate(cgutils.unpack_tuple(builder, arguments[0])):
+            lanes = builder.insert_element(lanes, number, ir.Constant(_I32, row))
+        return lanes
+
+    return result(numbers), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _store(typing_context: Any, value: Any, array: Any, i: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         lanes, target, start = arguments
-        align = _bytes(array.dtype)
-        pointer, whole, mask = _address(context, builder, array, target, start)
-        pointer = builder.bitcast(pointer, lanes.type.as_pointer())
-        with builder.if_else(whole, likely=True) as (then, otherwise):
-            with then:
-                builder.store(lanes, pointer, align=align)
-            with otherwise:
-                masked = [lanes, pointer, ir.Constant(_I32, align), mask]
-                _masked(builder, "store", f"{_SUFFIX[array.dtype]}.p0", ir.VoidType(), masked)
+        pointer, whole, mask = _address(context, builder, array, target, start, value.count)
+        _write(builder, value, [lanes], [pointer], whole, mask)
         return context.get_dummy_value()
 
     return types.none(value, array, types.intp), generate
+
+
+def _row_pointers(context: Any, builder: Any, kind: Any, array: Any, places: Any, i: Any) -> list[Any]:
+    data = context.make_array(kind)(context, builder, array).data
+    starts = cgutils.unpack_tuple(builder, places, ROWS)
+    return [cgutils.gep_inbounds(builder, data, builder.add(start, i)) for start in starts]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _load_rows(typing_context: Any, array: Any, places: Any, i: Any, left: Any, fill: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, starts, place, number, outside = arguments
+        pointers = _row_pointers(context, builder, array, values, starts, place)
+        other = _splat(builder, context.cast(builder, outside, signature.args[4], array.dtype))
+        rows = _read(builder, Lanes(array.dtype), pointers, *_limit(builder, number, LANES), other)
+        while len(rows) > 1:
+            both = _constants(_I32, range(2 * rows[0].type.count))
+            rows = [builder.shuffle_vector(a, b, both) for a, b in zip(rows[::2], rows[1::2], strict=True)]
+        return rows[0]
+
+    return Lanes(array.dtype, ROWS * LANES)(array, places, types.intp, types.intp, fill), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _store_rows(typing_context: Any, value: Any, array: Any, places: Any, i: Any, left: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lanes, target, starts, place, number = arguments
+        pointers = _row_pointers(context, builder, array, target, starts, place)
+        own = [_constants(_I32, range(row * LANES, (row + 1) * LANES)) for row in range(ROWS)]
+        rows = [builder.shuffle_vector(lanes, lanes, places) for places in own]
+        _write(builder, Lanes(array.dtype), rows, pointers, *_limit(builder, number, LANES))
+        return context.get_dummy_value()
+
+    return types.none(value, array, places, types.intp, types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _spread(typing_context: Any, x: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        own = _constants(_I32, [row for row in range(x.count) for _ in range(LANES)])
+        return builder.shuffle_vector(arguments[0], arguments[0], own)
+
+    return Lanes(x.dtype, x.count * LANES)(x), generate
+
+
+_TILE = 8  # as many vectors as a machine has registers for
+
+
+def _turned(builder: Any, rows: Any) -> Any:
+    """Columns from rows, all vectors of _TILE: as cards are shuffled, three times for eight."""
+    pairs = [i + half * _TILE for i in range(_TILE) for half in (0, 1)]
+    lower, upper = _constants(_I32, pairs[:_TILE]), _constants(_I32, pairs[_TILE:])
+    for _ in range(_TILE.bit_length() - 1):
+        halves = zip(rows[: _TILE // 2], rows[_TILE // 2 :], strict=True)
+        rows = [builder.shuffle_vector(a, b, places) for a, b in halves for places in (lower, upper)]
+    return rows
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _turn(
+    typing_context: Any, source: Any, at: Any, step: Any, rows: Any, columns: Any, out: Any, to: Any, out_step: Any
+) -> Any:
+    kind = Lanes(types.float64, _TILE)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def number(n: int) -> Any:
+            return ir.Constant(_I64, n)
+
+        def place(array: Any, start: Any, row: Any, width: Any, column: int) -> Any:
+            return cgutils.gep_inbounds(
+                builder, array, builder.add(builder.add(start, builder.mul(row, width)), number(column))
+            )
+
+        values, start, width, height, count, target, out_start, out_width = arguments
+        values = context.make_array(source)(context, builder, values).data
+        target = context.make_array(out)(context, builder, target).data
+        last = builder.sub(height, number(1))
+        nothing = _constants(ir.DoubleType(), [0.0] * _TILE)
+        for column in range(0, LANES, _TILE):
+            with builder.if_then(builder.icmp_signed("<", number(column), count), likely=True):
+                limit = _limit(builder, builder.sub(count, number(column)), _TILE)
+                for row in range(0, LANES, _TILE):
+                    existing = [
+                        builder.select(builder.icmp_signed("<", number(r), last), number(r), last)
+                        for r in range(row, row + _TILE)
+                    ]
+                    pointers = [place(values, start, r, width, column) for r in existing]
+                    turned = _turned(builder, _read(builder, kind, pointers, *limit, nothing))
+                    for k, vector in enumerate(turned):
+                        with builder.if_then(builder.icmp_signed("<", number(column + k), count), likely=True):
+                            pointer = place(target, out_start, number(column + k), out_width, row)
+                            builder.store(vector, builder.bitcast(pointer, vector.type.as_pointer()), align=8)
+        return context.get_dummy_value()
+
+    numbers = (types.intp,) * 2
+    return types.none(source, *numbers, *numbers, out, *numbers), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -336,17 +564,17 @@ def _select(typing_context: Any, truth: Any, a: Any, b: Any) -> Any:
 @intrinsic  # type: ignore[untyped-decorator]
 def _narrow(typing_context: Any, x: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fptrunc(arguments[0], ir.VectorType(ir.FloatType(), LANES))
+        return builder.fptrunc(arguments[0], ir.VectorType(ir.FloatType(), x.count))
 
-    return _SINGLE(x), generate
+    return Lanes(types.float32, x.count)(x), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _widen(typing_context: Any, x: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fpext(arguments[0], ir.VectorType(ir.DoubleType(), LANES))
+        return builder.fpext(arguments[0], ir.VectorType(ir.DoubleType(), x.count))
 
-    return _DOUBLE(x), generate
+    return Lanes(types.float64, x.count)(x), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -354,25 +582,38 @@ def _every(typing_context: Any, number: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return _splat(builder, context.cast(builder, arguments[0], signature.args[0], types.float32))
 
-    return _SINGLE(number), generate
+    return Lanes(types.float32)(number), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _fill(typing_context: Any, number: Any, x: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _splat(builder, context.cast(builder, arguments[0], signature.args[0], x.dtype), x.count)
+
+    return x(number, x), generate
 
 
 def _folded(combine: Callable[[Any, Any, Any], Any]) -> Any:
-    """The lanes brought down to one: the upper half onto the lower, and again."""
+    """The lanes of each row brought down to one: their upper half onto the lower, and again."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def fold(typing_context: Any, x: Any) -> Any:
+        rows = x.count // LANES
+
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             (rest,), count = arguments, LANES
             while count > 1:
-                count //= 2
-                lower, upper = _constants(_I32, range(count)), _constants(_I32, range(count, 2 * count))
+                half = count // 2
+                lower = [row * count + i for row in range(rows) for i in range(half)]
+                upper = _constants(_I32, [i + half for i in lower])
+                lower = _constants(_I32, lower)
                 rest = combine(
                     builder, builder.shuffle_vector(rest, rest, lower), builder.shuffle_vector(rest, rest, upper)
                 )
-            return builder.extract_element(rest, ir.Constant(_I32, 0))
+                count = half
+            return rest if rows > 1 else builder.extract_element(rest, ir.Constant(_I32, 0))
 
-        return x.dtype(x), generate
+        return (Lanes(x.dtype, rows) if rows > 1 else x.dtype)(x), generate
 
     return fold
 
@@ -389,7 +630,7 @@ def _nearest(typing_context: Any, x: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         def constant(kind: Any, number: Any) -> Any:
-            return _constants(kind, [number] * LANES) if isinstance(x, Lanes) else ir.Constant(kind, number)
+            return _constants(kind, [number] * x.count) if isinstance(x, Lanes) else ir.Constant(kind, number)
 
         (value,) = arguments
         # Beside so large a number there is no room for a fraction, and the last bits are n. Not by converting to an integer:
@@ -407,7 +648,7 @@ def _nearest(typing_context: Any, x: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _split(typing_context: Any, x: Any) -> Any:
-    result = types.Tuple((_DOUBLE, _DOUBLE))  # type: ignore[attr-defined]
+    result = types.Tuple((x, x))  # type: ignore[attr-defined]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         (value,) = arguments

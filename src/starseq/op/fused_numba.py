@@ -82,14 +82,14 @@ def forward(
     scaled = setting.normalized and dtype == torch.float32
     both = scaled or differentiable or inserted
     saved = torch.empty(B * (1 + 3 * T + (1 + both) * (T + 1) * S), dtype=torch.float64)
-    sums = _parts(saved, B, T, S)
+    memory = saved.numpy()
     insertions = torch.empty((B, S), dtype=dtype) if inserted else None
     threads.run(
         _forward_scaled if scaled else _forward, B, cost(logits, S), *rows_of(logits), T, V, known, frames, setting.normalized,
-        sums, _NO_INSERTIONS[dtype] if insertions is None else insertions.numpy(),
+        memory, _NO_INSERTIONS[dtype] if insertions is None else insertions.numpy(),
     )  # fmt: skip
     loss = torch.empty(B if reduction == "none" else 1, dtype=dtype)
-    _reduce(sums[0], labels, _REDUCTIONS[reduction], zero_infinity, loss.numpy())
+    _reduce(memory[:B], labels, _REDUCTIONS[reduction], zero_infinity, loss.numpy())
     kept = (saved,) if insertions is None else (saved, insertions)
     return loss if reduction == "none" else loss[0], insertions, Saved(kept, known)
 
@@ -103,18 +103,16 @@ def backward(
             grad, batch, saved, setting, reduction=reduction, needs_logits=needs_logits, needs_penalty=needs_penalty
         )
     logits, _, input_lengths, target_lengths, log_penalty = batch
-    sums = saved.tensors[0]
     for_logits = for_penalty = None
     if needs_logits:
         B, T, V = logits.shape
         known = saved.other
-        S = known.columns.enter.shape[2]
         result = gradient_like(logits)
         each = np.empty(B)
         _share(grad.reshape(-1).numpy(), target_lengths.numpy(), _REDUCTIONS[reduction], each)
         threads.run(
-            _gradient, B * T, cost(logits, S), *rows_of(logits), *rows_of(result), T, V, known, input_lengths.numpy(),
-            setting.normalized, each, _parts(sums, B, T, S),
+            _gradient, B * T, cost(logits, known.columns.enter.shape[2]), *rows_of(logits), *rows_of(result), T, V, known,
+            input_lengths.numpy(), setting.normalized, each, saved.tensors[0].numpy(),
         )  # fmt: skip
         for_logits = result if result.dtype == logits.dtype else result.to(logits.dtype)
     if needs_penalty:
@@ -128,20 +126,21 @@ _NO_WEIGHTS = np.empty((0, 0), np.float32)
 _NO_INSERTIONS = {torch.float32: np.empty((0, 0), np.float32), torch.float64: np.empty((0, 0))}
 
 
-def _parts(saved: Tensor, B: int, T: int, S: int) -> tuple[Any, Any, Any, Any]:
+@jit_outer
+def _parts(memory: Any, batch: Any, frames: Any, states: Any) -> Any:
     """log_z (B,), stats (3, B, T), and the sums of both directions (B, T+1, S), of which the last may be missing: one block of
     memory.
 
     Of an utterance summed with logarithms, stats[0] is the norm, and the sums are logarithms; of others stats are the tops, the
     inverses and the factors of emissions.linear_numba and lattice.scaled_numba.
     """
-    memory, stats, sums = saved.numpy(), B * (1 + 3 * T), B * (T + 1) * S
+    stats, sums = batch * (1 + 3 * frames), batch * (frames + 1) * states
     backward = memory[stats + sums :]
     return (
-        memory[:B],
-        memory[B:stats].reshape(3, B, T),
-        memory[stats : stats + sums].reshape(B, T + 1, S),
-        backward.reshape(B if backward.size else 0, T + 1, S),
+        memory[:batch],
+        memory[batch:stats].reshape((3, batch, frames)),
+        memory[stats : stats + sums].reshape((batch, frames + 1, states)),
+        backward.reshape((batch if backward.size else 0, frames + 1, states)),
     )
 
 
@@ -205,10 +204,11 @@ def _know(
 @jit_outer
 def _forward(
     begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any, known: Any, lengths: Any,
-    normalized: Any, sums: Any, insertions: Any,
+    normalized: Any, memory: Any, insertions: Any,
 ) -> None:  # fmt: skip
     columns = known.columns
     states = columns.enter.shape[2]
+    sums = _parts(memory, lengths.size, frames, states)
     scores = np.empty((1 if columns.loops == AS_ENTERED else 3 if insertions.size else 2, frames, states))
     stats, inserted, like = np.empty((FRAMES, 5)), np.empty(states), np.empty(0, flat.dtype)
     picked = np.empty((2, FRAMES, states), flat.dtype)
@@ -253,7 +253,7 @@ def _utterance(
 @jit_outer
 def _forward_scaled(
     begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any, known: Any, lengths: Any,
-    normalized: Any, sums: Any, insertions: Any,
+    normalized: Any, memory: Any, insertions: Any,
 ) -> None:  # fmt: skip
     """As _forward, without logarithms where that is safe, which is found out by trying, unless it is unlikely."""
     columns, visits = known.columns, known.columns.loops == AS_ENTERED
@@ -262,7 +262,7 @@ def _forward_scaled(
     stats, picked, powers = np.empty((FRAMES, 2)), np.empty((FRAMES, count), flat.dtype), np.empty((FRAMES, count + 1))
     chosen, exponents, rows = np.empty((2 * FRAMES, size)), np.empty((2, frames + 1)), np.empty(4 * (size + 2 * LANES))
     skips = np.zeros(size + LANES if known.skip.size else 0)
-    log_z, stats_of, alpha, beta = sums
+    log_z, stats_of, alpha, beta = _parts(memory, lengths.size, frames, columns.enter.shape[2])
     star = scores[2] if insertions.size else scores[0, :0]
     stay, enter = scores[1 if visits else 0], scores[1]
     for b in range(begin, end):
@@ -283,7 +283,7 @@ def _forward_scaled(
         known.scaled[b] = good
         if not good:
             _forward(
-                b, b + 1, flat, stride_b, stride_t, frames, vocabulary, known, lengths, normalized, sums, insertions
+                b, b + 1, flat, stride_b, stride_t, frames, vocabulary, known, lengths, normalized, memory, insertions
             )
         elif insertions.size:
             _insertions_scaled(lengths[b], states, star, alpha[b], beta[b], stats_of[2, b], rows, insertions[b])
@@ -305,14 +305,14 @@ def _insertions_scaled(
 @jit_outer
 def _gradient(
     begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
-    frames: Any, vocabulary: Any, known: Any, lengths: Any, normalized: Any, grad: Any, sums: Any,
+    frames: Any, vocabulary: Any, known: Any, lengths: Any, normalized: Any, grad: Any, memory: Any,
 ) -> None:  # fmt: skip
     """The gradients of rows begin..end-1 of all B * T."""
     columns = known.columns
     states, count = columns.enter.shape[2], columns.token.shape[1]
     picked, by_column = np.empty((FRAMES, count), flat.dtype), np.empty((2, FRAMES, count + 1))
     terms, weights, like = np.empty((2, FRAMES, states)), np.empty((FRAMES, 2)), np.empty(0, flat.dtype)
-    log_z, stats, alpha, beta = sums
+    log_z, stats, alpha, beta = _parts(memory, lengths.size, frames, states)
     item = begin
     while item < end:
         b, t = item // frames, item % frames
@@ -325,12 +325,11 @@ def _gradient(
         else:
             inside = max(t, min(stop, lengths[b]))
             fill_frames(inside, stop, out_flat, b * out_stride_b, out_stride_t, vocabulary, 0.0)
-            for first in range(t, inside, FRAMES):
-                gradient_frames(
-                    first, min(first + FRAMES, inside), flat, b * stride_b, stride_t, out_flat, b * out_stride_b, out_stride_t,
-                    vocabulary, b, known.num_states[b], columns, grad[b], alpha[b], beta[b], stats[0, b], stats[1, b],
-                    stats[2, b], picked, by_column[0], by_column[1], terms, weights, like,
-                )  # fmt: skip
+            gradient_frames(
+                t, inside, flat, b * stride_b, stride_t, out_flat, b * out_stride_b, out_stride_t, vocabulary, b,
+                known.num_states[b], columns, grad[b], alpha[b], beta[b], stats[0, b], stats[1, b], stats[2, b], picked,
+                by_column[0], by_column[1], terms, weights, like,
+            )  # fmt: skip
         item += stop - t
 
 
