@@ -126,7 +126,7 @@ _NO_WEIGHTS = np.empty((0, 0), np.float32)
 _NO_INSERTIONS = {torch.float32: np.empty((0, 0), np.float32), torch.float64: np.empty((0, 0))}
 
 
-@jit_outer
+@jit_outer  # not `jit`: arrays that are returned must be counted, or they are freed twice
 def _parts(memory: Any, batch: Any, frames: Any, states: Any) -> Any:
     """log_z (B,), stats (3, B, T), and the sums of both directions (B, T+1, S), of which the last may be missing: one block of
     memory.
