@@ -16,7 +16,7 @@ Lengths = Tensor | Sequence[int]
 BACKENDS = ("auto", "torch", "numba", "triton", "wfst")
 MATCHINGS = ("leftmost", "all")
 REDUCTIONS = ("none", "sum", "mean")
-_AUTO = {"cpu": "numba", "cuda": "triton"}
+_CPU, _AUTO = torch.device("cpu"), {"cuda": "triton"}
 
 
 def one_of(name: str, value: str, choices: Sequence[str]) -> str:
@@ -26,13 +26,15 @@ def one_of(name: str, value: str, choices: Sequence[str]) -> str:
     return value
 
 
-def check_logits(logits: Tensor) -> None:
-    """Raises unless these are floating point numbers in 2 or 3 dimensions, the last not empty."""
-    if not logits.is_floating_point() or logits.dim() not in (2, 3) or logits.shape[-1] == 0:
+def check_logits(logits: Tensor) -> Sequence[int]:
+    """Their shape. Raises unless these are floating point numbers in 2 or 3 dimensions, the last not empty."""
+    shape = logits.shape
+    if not logits.is_floating_point() or len(shape) not in (2, 3) or shape[-1] == 0:
         raise ValueError(
             f"logits: expected floating point in 2 or 3 dimensions, the last not empty, got {logits.dtype} of shape "
-            f"{tuple(logits.shape)}"
+            f"{tuple(shape)}"
         )
+    return shape
 
 
 def batch_of(logits: Tensor, batch_first: bool) -> Tensor:
@@ -96,7 +98,7 @@ def per_gap_penalty(penalty: float | Tensor, batch: int, width: int, batched: bo
     """lambda as (B, U+1), from a number, (), (B,), or (B, U+1) ((U+1,) without a batch)."""
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     if not isinstance(penalty, Tensor):
-        return _filled((batch, width + 1), float(penalty), dtype, logits.device)
+        return _filled((batch, width + 1), float(penalty), dtype, logits.device, logits.is_cuda)
     if not penalty.is_floating_point():
         penalty = penalty.to(dtype)
     penalty = penalty.to(logits.device, torch.promote_types(penalty.dtype, dtype), non_blocking=True)
@@ -113,9 +115,8 @@ def per_gap_penalty(penalty: float | Tensor, batch: int, width: int, batched: bo
 _FILLED: dict[tuple[tuple[int, int], float, torch.dtype, torch.device, int], Tensor] = {}
 
 
-def _filled(shape: tuple[int, int], value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _filled(shape: tuple[int, int], value: float, dtype: torch.dtype, device: torch.device, on_gpu: bool) -> Tensor:
     """One number, expanded: a tensor that nobody writes to, kept, for making it costs as much as a small kernel."""
-    on_gpu = device.type == "cuda"
     # A graph that is being captured keeps what is its own, and nothing else.
     if torch.compiler.is_compiling() or (on_gpu and torch.cuda.is_current_stream_capturing()):
         return torch.full((), value, dtype=dtype, device=device).expand(shape)
@@ -135,7 +136,8 @@ def _filled(shape: tuple[int, int], value: float, dtype: torch.dtype, device: to
 def backend_for(name: str, device: torch.device) -> str:
     """The backend by name; "auto" chooses by device. One that cannot run here raises: nothing falls back silently."""
     if name == "auto":
-        return _AUTO.get(device.type, "torch")
+        # Asking a device for its type makes a string: the usual case first.
+        return "numba" if device == _CPU else _AUTO.get(device.type, "torch")
     one_of("backend", name, BACKENDS)
     if name == "numba" and device.type != "cpu":
         raise ValueError(f"backend: 'numba' runs on the CPU, the logits are on {device}")

@@ -22,7 +22,7 @@ from starseq.arguments import (
     padded_targets,
     per_gap_penalty,
 )  # fmt: skip
-from starseq.op import reduce, score
+from starseq.op import Setting, reduce, score
 
 
 def stc_loss(
@@ -254,11 +254,10 @@ def _loss(
     """Brings every form of input to one, runs the criterion, reduces."""
     one_of("reduction", reduction, REDUCTIONS)
     one_of("matching", matching, MATCHINGS)
-    check_logits(logits)
-    batched = logits.dim() == 3
+    shape, device = check_logits(logits), logits.device
+    batched = len(shape) == 3
     if not batched:
-        logits, batch_first = logits[None], True
-    shape, device = logits.shape, logits.device
+        logits, batch_first, shape = logits[None], True, (1, *shape)
     batch, vocabulary = shape[0 if batch_first else 1], shape[2]
     if not 0 <= blank < vocabulary:
         raise ValueError(f"blank: {blank} is outside 0..{vocabulary - 1}, the vocabulary")
@@ -267,12 +266,10 @@ def _loss(
     targets = padded_targets(targets, target_lengths, batched, max_target_length, device)
     log_penalty = None if penalty is None else per_gap_penalty(penalty, batch, targets.shape[1], batched, logits)
 
-    backend = backend_for(backend, device)
+    setting = Setting(criterion, matching, blank, normalized, backend_for(backend, device))
     loss, inserted = (_score_by_wfst if backend == "wfst" else score)(
-        logits, targets, input_lengths, target_lengths, log_penalty, batch_first=batch_first, criterion=criterion,
-        matching=matching, blank=blank, normalized=normalized, backend=backend,
-        validate=validate or device.type == "cpu", inserted=return_inserted, reduction=reduction,
-        zero_infinity=zero_infinity,
+        logits, targets, input_lengths, target_lengths, log_penalty, setting, batch_first=batch_first,
+        validate=validate or logits.is_cpu, inserted=return_inserted, reduction=reduction, zero_infinity=zero_infinity,
     )  # fmt: skip
     if not batched:
         loss, inserted = loss if loss.dim() == 0 else loss[0], None if inserted is None else inserted[0]
@@ -280,12 +277,12 @@ def _loss(
 
 
 def _score_by_wfst(
-    logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None, *,
-    batch_first: bool, criterion: str, matching: str, blank: int, normalized: bool, backend: str, validate: bool,
-    inserted: bool, reduction: str, zero_infinity: bool,
+    logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None,
+    setting: Setting, *, batch_first: bool, validate: bool, inserted: bool, reduction: str, zero_infinity: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """As op.score, one utterance after the other through the reference, in float64."""
     logits = logits if batch_first else logits.transpose(0, 1)
+    criterion, matching, blank, normalized, _ = setting
     if validate:
         check_values(targets, input_lengths, target_lengths, log_penalty, logits.shape, blank)
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32

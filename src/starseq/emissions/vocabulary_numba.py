@@ -8,6 +8,7 @@ float64 all is float64. float16 and bfloat16 are widened first.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ def scores(
         norm=torch.empty(batch, frames, dtype=torch.float64),
     )
     threads.run(
-        _scores, batch * frames, cost(logits, states), *rows_of(logits), frames, vocabulary, columns, lengths.numpy(),
+        _scores, batch * frames, cost(logits.shape, states), *rows_of(logits), frames, vocabulary, columns, lengths.numpy(),
         topology.num_states.numpy(), normalized, *(x.numpy() for x in result),
     )  # fmt: skip
     return result
@@ -58,7 +59,7 @@ def gradient(
     result = gradient_like(logits)
     skip = np.empty((0, 0), np.bool_) if topology.skip is None else topology.skip.numpy()
     threads.run(
-        gradient_kernel, batch * frames, cost(logits, log_alpha.shape[2]), *rows_of(logits), *rows_of(result),
+        gradient_kernel, batch * frames, cost(logits.shape, log_alpha.shape[2]), *rows_of(logits), *rows_of(result),
         frames, vocabulary, columns_of(tokens, topology, vocabulary), lengths.numpy(), normalized, skip,
         topology.num_states.numpy(), grad.to(torch.float64).numpy(), norm.numpy(), log_alpha.numpy(), log_beta.numpy(),
         log_z.numpy(),
@@ -66,9 +67,9 @@ def gradient(
     return result.to(logits.dtype)
 
 
-def cost(logits: Tensor, states: int) -> int:
-    """Elementary steps of a pass."""
-    batch, frames, vocabulary = logits.shape
+def cost(shape: Sequence[int], states: int) -> int:
+    """Elementary steps of a pass over logits of this shape."""
+    batch, frames, vocabulary = shape
     return batch * frames * (vocabulary + 4 * states)
 
 
@@ -110,31 +111,37 @@ def columns_of(tokens: Tokens, topology: Topology, vocabulary: int) -> Columns:
     same = tokens.stay is tokens.enter and tokens.star_weight is None
     loops = AS_ENTERED if same else BLANK if tokens.stay is None else OWN
     batch, states = enter.shape
-    columns = empty_columns(batch, states, vocabulary, loops, tokens.star_weight is not None)
-    find_columns(enter, stay, left_out, weight, topology.num_states.numpy(), tokens.blank, vocabulary, columns)
+    columns = _empty_columns(batch, states, vocabulary, loops, tokens.star_weight is not None)
+    _find_all(enter, stay, left_out, weight, topology.num_states.numpy(), tokens.blank, vocabulary, columns)
     return columns
 
 
-def empty_columns(batch: int, states: int, vocabulary: int, loops: int, stars: bool) -> Columns:
+def most_columns(states: int, vocabulary: int) -> int:
+    """Of one utterance: what enters a state, its own and what it leaves out; and blank."""
+    return min(vocabulary, 3 * states + 1)
+
+
+def _empty_columns(batch: int, states: int, vocabulary: int, loops: int, stars: bool) -> Columns:
     """Room for the columns of a batch."""
     arcs, starred = (2, batch, states), (batch, states) if stars else (0, 0)
     return Columns(
-        np.empty((batch, min(vocabulary, 3 * states + 1)), np.uint32), np.empty(batch, np.int64), np.empty(batch, np.int64),
+        np.empty((batch, most_columns(states, vocabulary)), np.uint32), np.empty(batch, np.int64), np.empty(batch, np.int64),
         loops, np.empty(arcs, np.uint32), np.empty(arcs if loops == OWN else (0, 0, 0), np.uint32),
         np.empty(arcs if stars else (0, 0, 0), np.uint32), np.empty(starred), np.empty(starred),
     )  # fmt: skip
 
 
 def rows_of(x: Tensor) -> tuple[Any, int, int]:
-    """All of a (B, T, V) tensor's memory as one flat array, and the strides of B and T in it: row (b, t) is contiguous."""
+    """All of a (B, T, V) or (T, B, V) tensor's memory as one flat array, and the first two strides in it: rows are contiguous."""
     if x.dtype not in (torch.float32, torch.float64):
         x = x.float()
-    if x.stride(2) != 1 and x.shape[2] != 1:
+    strides = x.stride()
+    if strides[2] != 1 and x.shape[2] != 1:
         x = x.contiguous()
-    strides, array = x.stride(), x.detach().numpy()
-    for dense in (array, array.transpose(1, 0, 2)):  # mostly; numpy is quicker than torch to find out
-        if dense.flags.c_contiguous:
-            return dense.reshape(-1), strides[0], strides[1]
+        strides = x.stride()
+    array = x.detach().numpy()
+    if array.flags.c_contiguous:  # mostly; numpy is quicker than torch to find out
+        return array.reshape(-1), strides[0], strides[1]
     extent = sum((size - 1) * stride for size, stride in zip(x.shape, strides, strict=True)) + 1 if x.numel() else 0
     return x.as_strided((extent,), (1,)).numpy(), strides[0], strides[1]
 
@@ -153,41 +160,52 @@ def _put(arcs: Any, b: Any, s: Any, place: Any, v: Any, nowhere: Any) -> None:
 
 
 @jit_outer
-def find_columns(
+def _find_all(
     enter: Any, stay: Any, left_out: Any, weight: Any, num_states: Any, blank: Any, vocabulary: Any, columns: Any
 ) -> None:
-    """Fills the columns of a batch. What is left out may be (0, 0); blank is no token that a star could leave out."""
-    place = np.empty(vocabulary, np.int32)
-    place[:] = -1
+    """Fills the columns of a batch: arrays as in Tokens, (0, 0) for None."""
+    place = np.full(vocabulary, -1, np.int32)
     for b in range(enter.shape[0]):
-        token = columns.token[b]
-        place[blank] = 0
-        for s in range(num_states[b]):
-            _mark(place, enter[b, s])
-            if stay.size:
-                _mark(place, stay[b, s])
-            if left_out.size and s + 1 < num_states[b]:
-                _mark(place, left_out[b, s])
-        n = 0
-        for v in range(vocabulary):
-            if place[v] == 0:
-                token[n] = v
-                place[v] = n
-                n += 1
-        columns.count[b] = n
-        columns.blank[b] = place[blank]
-        for s in range(num_states[b]):
-            only_loops = columns.loops == BLANK and enter[b, s] == blank
-            _put(columns.enter, b, s, place, -1 if only_loops else enter[b, s], n)
-            if columns.loops == OWN:
-                _put(columns.stay, b, s, place, stay[b, s], n)
-            if weight.size:
-                something = left_out.size and s + 1 < num_states[b] and left_out[b, s] != blank
-                _put(columns.left_out, b, s, place, left_out[b, s] if something else -1, n)
-                columns.weight[b, s] = weight[b, s]
-                columns.share[b, s] = math.exp(weight[b, s])
-        for c in range(n):
-            place[token[c]] = -1
+        find_columns(
+            b, enter[b], stay[b] if stay.size else enter[b, :0], left_out[b] if left_out.size else enter[b, :0],
+            weight[b] if weight.size else weight.reshape(-1), num_states[b], blank, place, columns,
+        )  # fmt: skip
+
+
+@jit
+def find_columns(
+    b: Any, enter: Any, stay: Any, left_out: Any, weight: Any, states: Any, blank: Any, place: Any, columns: Any
+) -> None:
+    """Fills the columns of utterance b. What its arcs consume, (S,): stay, left_out and weight may be empty; blank is no token
+    that a star could leave out. For scratch: place, (V,), -1 everywhere, before and after."""
+    token = columns.token[b]
+    place[blank] = 0
+    for s in range(states):
+        _mark(place, enter[s])
+        if stay.size:
+            _mark(place, stay[s])
+        if left_out.size and s + 1 < states:
+            _mark(place, left_out[s])
+    n = 0
+    for v in range(place.size):
+        if place[v] == 0:
+            token[n] = v
+            place[v] = n
+            n += 1
+    columns.count[b] = n
+    columns.blank[b] = place[blank]
+    for s in range(states):
+        only_loops = columns.loops == BLANK and enter[s] == blank
+        _put(columns.enter, b, s, place, -1 if only_loops else enter[s], n)
+        if columns.loops == OWN:
+            _put(columns.stay, b, s, place, stay[s], n)
+        if weight.size:
+            something = left_out.size and s + 1 < states and left_out[s] != blank
+            _put(columns.left_out, b, s, place, left_out[s] if something else -1, n)
+            columns.weight[b, s] = weight[s]
+            columns.share[b, s] = math.exp(weight[s])
+    for c in range(n):
+        place[token[c]] = -1
 
 
 @jit_inline

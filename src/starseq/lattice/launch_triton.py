@@ -9,6 +9,7 @@ in every other case, in the interpreter as well, it is `kernel[grid](...)`.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,10 +22,14 @@ VERSIONS = ("3.5", "3.6", "3.7", "3.8", "3.9")
 exit hook, *all arguments)."""
 
 
+_address, _dtype = Tensor.data_ptr, operator.attrgetter("dtype")
+
+
 class Launch:
     """A kernel with its constants. The kernel's arguments come in this order: tensors, integers, constants.
 
-    The integers are to be in the kernel's do_not_specialize: then one compiled version serves all that fit in 32 bits.
+    The integers, none of them negative, are to be in the kernel's do_not_specialize: then one compiled version serves all that
+    fit in 32 bits.
     """
 
     def __init__(self, kernel: Any, constants: Sequence[Any], num_warps: int) -> None:
@@ -37,25 +42,18 @@ class Launch:
     def __call__(self, grid: tuple[int, int], tensors: Sequence[Tensor], integers: Sequence[int]) -> None:
         """Runs `grid` programs on the device of the first tensor, in its current stream."""
         device = tensors[0].get_device()
-        if device >= 0 and device != torch.cuda.current_device():
+        # torch.cuda.current_device is this, and asks first whether CUDA is there.
+        if device >= 0 and device != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
-                self._run(device, grid, tensors, integers)
-        else:
-            self._run(device, grid, tensors, integers)
-
-    def _run(self, device: int, grid: tuple[int, int], tensors: Sequence[Tensor], integers: Sequence[int]) -> None:
-        if not self.direct or _somebody_listens(self.kernel):
-            self._ask(grid, tensors, integers)
+                self(grid, tensors, integers)
             return
-        addresses = [x.data_ptr() for x in tensors]
-        together = 0
-        for address in addresses:
-            together |= address
+        addresses = list(map(_address, tensors))
         # Versions also differ by which pointers are multiples of 16, and by which integers need 64 bits: those are left to Triton.
-        if together & 15 or max(integers) >= 2**31 or min(integers) < -(2**31):
+        odd = functools.reduce(operator.or_, addresses) & 15 or max(integers) >= 2**31
+        if odd or not self.direct or _somebody_listens(self.kernel):
             self._ask(grid, tensors, integers)
             return
-        key = (device, *[x.dtype for x in tensors])
+        key = (device, *map(_dtype, tensors))
         found = self.seen.get(key)
         if found is None:
             compiled = self._ask(grid, tensors, integers)
@@ -85,6 +83,7 @@ def _is_familiar(kernel: Any) -> bool:
         version in VERSIONS
         and isinstance(kernel, triton.runtime.JITFunction)
         and hasattr(torch._C, "_cuda_getCurrentRawStream")
+        and hasattr(torch._C, "_cuda_getDevice")
         and all(hasattr(getattr(triton.knobs.runtime, name, None), "calls") for name in _HOOKS)
         and hasattr(kernel, "pre_run_hooks")
     )

@@ -22,12 +22,15 @@ _Task = tuple[Callable[[], None], "SimpleQueue[BaseException | None]"]
 _pools: dict[tuple[int, int], SimpleQueue[_Task]] = {}
 
 
-def run(kernel: Callable[..., None], items: int, cost: int, *arguments: Any) -> None:
-    """Calls kernel(begin, end, *arguments) on pieces of range(items); `cost` is the elementary steps of the whole range."""
+def run(kernel: Callable[..., None], items: int, cost: int, *arguments: Any) -> int:
+    """Calls kernel(begin, end, *arguments) on pieces of range(items); `cost` is the elementary steps of the whole range.
+
+    Returns the number of pieces. One thread has the whole range in one piece.
+    """
     threads = min(torch.get_num_threads(), items, cost // _WORTH_A_THREAD)
     if threads <= 1:
         kernel(0, items, *arguments)
-        return
+        return 1
     # More pieces than threads: utterances differ in length.
     pieces = min(items, 4 * threads, max(threads, 2 * cost // _WORTH_A_THREAD))
     bounds = [items * i // pieces for i in range(pieces + 1)]
@@ -48,6 +51,7 @@ def run(kernel: Callable[..., None], items: int, cost: int, *arguments: Any) -> 
     for error in errors:
         if error is not None:
             raise error
+    return pieces
 
 
 def _pool(threads: int) -> SimpleQueue[_Task]:

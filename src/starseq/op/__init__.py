@@ -2,19 +2,20 @@
 
 There are several ways to compute it. A way is a module with two functions, which run without autograd:
 
-    forward(batch, setting, *, validate, inserted, differentiable, reduction, zero_infinity) -> (loss, insertions, saved)
-    backward(grad, batch, saved, setting, *, reduction, needs_logits, needs_penalty) -> (for_logits | None, for_penalty | None)
+    forward(batch, request) -> (loss, insertions, saved)
+    backward(grad, batch, saved, request, *, needs_logits, needs_penalty) -> (for_logits | None, for_penalty | None)
 
-    batch           (logits (B, T, V), targets (B, U), input_lengths (B,), target_lengths (B,), log_penalty (B, U+1) or None), all
-                    on one device; lengths are int64, targets any integer type, log_penalty float32 or float64 (None: no stars);
-                    any strides, 0 among them (a scalar penalty is expanded). setting: a Setting.
-    validate        check values first, and raise what `starseq.arguments.check_values` raises.
-    inserted        insertions, (B, U+1), are wanted (by the caller, or for the penalty's gradient); else they are None.
-    differentiable  backward may follow.
-    loss            reduced as `reduction.reduce` does, () or (B,); loss and insertions have the dtype `setting.loss_dtype(logits)`.
-    saved           a Saved: tensors (they go through autograd's save_for_backward) and, on the side, any small object.
-    grad            of the loss: () or (B,). Never None.
-    for_logits      shaped, typed and laid out as the logits. for_penalty: (B, U+1), of log_penalty's dtype.
+    batch       (logits (B, T, V), or (T, B, V) without request.batch_first; targets (B, U); input_lengths (B,);
+                target_lengths (B,); log_penalty (B, U+1) or None), all on one device; lengths are int64, targets any integer
+                type, log_penalty float32 or float64 (None: no stars); any strides, 0 among them (a scalar penalty is expanded).
+    request     a Request, the same for both.
+    loss        reduced as `reduction.reduce` does, () or (B,). insertions: (B, U+1), or None unless request.inserted.
+                Both have the dtype `setting.loss_dtype(logits)`.
+    saved       a Saved: tensors (they go through autograd's save_for_backward) and, on the side, any small object.
+    grad        of the loss: () or (B,). Never None.
+    for_logits  shaped, typed and laid out as the logits. for_penalty: (B, U+1), of log_penalty's dtype.
+
+Logits are turned by no view on the way here and back: that is an operation of torch, and costs as much as a launch.
 
 `fused_<backend>.py`, where that file exists, does all of it in few calls; `separate` joins the parts of any backend; `compiled`
 is for torch.compile. All give the same numbers.
@@ -34,15 +35,14 @@ from torch import Tensor
 from starseq.op import compiled, separate
 from starseq.op.reduction import reduce
 from starseq.op.separate import label_graph
-from starseq.op.setting import Batch, Saved, Setting
+from starseq.op.setting import Batch, Request, Saved, Setting
 
 __all__ = ["Batch", "Saved", "Setting", "label_graph", "reduce", "score"]
 
 
 def score(
-    logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None, *,
-    batch_first: bool, criterion: str, matching: str, blank: int, normalized: bool, backend: str, validate: bool,
-    inserted: bool, reduction: str, zero_infinity: bool,
+    logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None,
+    setting: Setting, *, batch_first: bool, validate: bool, inserted: bool, reduction: str, zero_infinity: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """-log of the summed score of all alignments, reduced, and the expected insertions, (B, U+1) (None unless asked for).
 
@@ -52,9 +52,8 @@ def score(
     enabled = torch.is_grad_enabled()
     penalized = enabled and log_penalty is not None and log_penalty.requires_grad
     differentiable = penalized or (enabled and logits.requires_grad)
-    setting = Setting(criterion, matching, blank, normalized, backend)
-    told = (batch_first, setting, validate, inserted or penalized, differentiable, reduction, zero_infinity)
-    loss, insertions = _Score.apply(logits, targets, input_lengths, target_lengths, log_penalty, told)  # type: ignore[no-untyped-call]
+    request = Request(setting, batch_first, validate, inserted or penalized, differentiable, reduction, zero_infinity)
+    loss, insertions = _Score.apply(logits, targets, input_lengths, target_lengths, log_penalty, request)  # type: ignore[no-untyped-call]
     return loss, insertions
 
 
@@ -69,19 +68,13 @@ class _Score(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None,
-        told: tuple[bool, Setting, bool, bool, bool, str, bool],
+        request: Request,  # plain values as one: autograd looks at every argument
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        # Plain values as one: autograd looks at every argument.
-        batch_first, setting, validate, inserted, differentiable, reduction, zero_infinity = told
-        # Turned in here, where autograd does not look: a node of its own, there and back, would cost as much as a launch.
-        batch = (logits if batch_first else logits.transpose(0, 1), targets, input_lengths, target_lengths, log_penalty)
-        is_compiling = torch.compiler.is_compiling()
-        loss, insertions, saved = (compiled if is_compiling else _way(setting.backend)).forward(
-            batch, setting, validate=validate, inserted=inserted, differentiable=differentiable, reduction=reduction,
-            zero_infinity=zero_infinity,
-        )  # fmt: skip
-        ctx.save_for_backward(logits, targets, input_lengths, target_lengths, log_penalty, *saved.tensors)
-        ctx.told = (batch_first, setting, reduction, is_compiling, saved.other)
+        batch = (logits, targets, input_lengths, target_lengths, log_penalty)
+        way = compiled if torch.compiler.is_compiling() else _way(request.setting.backend)
+        loss, insertions, saved = way.forward(batch, request)
+        ctx.save_for_backward(*batch, *saved.tensors)
+        ctx.way, ctx.request, ctx.other = way, request, saved.other
         ctx.set_materialize_grads(False)
         if insertions is not None:
             ctx.mark_non_differentiable(insertions)
@@ -101,15 +94,10 @@ class _Score(torch.autograd.Function):
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """One for each argument of _Score.forward."""
-    logits, targets, input_lengths, target_lengths, log_penalty, *saved = ctx.saved_tensors
-    batch_first, setting, reduction, was_compiling, other = ctx.told
-    for_logits, for_penalty = (compiled if was_compiling else _way(setting.backend)).backward(
-        grad, (logits if batch_first else logits.transpose(0, 1), targets, input_lengths, target_lengths, log_penalty),
-        Saved(saved, other), setting, reduction=reduction, needs_logits=ctx.needs_input_grad[0],
-        needs_penalty=ctx.needs_input_grad[4],
-    )  # fmt: skip
-    if for_logits is not None and not batch_first:
-        for_logits = for_logits.transpose(0, 1)
+    tensors, needed = ctx.saved_tensors, ctx.needs_input_grad
+    for_logits, for_penalty = ctx.way.backward(
+        grad, tensors[:5], Saved(tensors[5:], ctx.other), ctx.request, needs_logits=needed[0], needs_penalty=needed[4]
+    )
     return (for_logits, None, None, None, for_penalty, None)
 
 

@@ -13,28 +13,32 @@ from torch import Tensor
 
 from starseq.op import separate
 from starseq.op.reduction import for_each, reduce
-from starseq.op.setting import Batch, Saved, Setting, loss_dtype
+from starseq.op.setting import Batch, Request, Saved, Setting, loss_dtype, turned
 
 
-def forward(
-    batch: Batch, setting: Setting, *, validate: bool, inserted: bool, differentiable: bool, reduction: str, zero_infinity: bool
-) -> tuple[Tensor, Tensor | None, Saved]:  # fmt: skip
+def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Saved]:
     """See starseq.op."""
-    losses, insertions, *sums = forward_op(*batch, *setting, validate, inserted, differentiable)
-    loss = reduce(losses, batch[3], reduction, zero_infinity)
-    return loss, insertions if inserted else None, Saved((insertions, *sums))
+    logits, *others = batch
+    losses, insertions, *sums = forward_op(
+        turned(logits, request.batch_first), *others, *request.setting, request.validate, request.inserted,
+        request.differentiable,
+    )  # fmt: skip
+    loss = reduce(losses, batch[3], request.reduction, request.zero_infinity)
+    return loss, insertions if request.inserted else None, Saved((insertions, *sums))
 
 
 def backward(
-    grad: Tensor, batch: Batch, saved: Saved, setting: Setting, *, reduction: str, needs_logits: bool, needs_penalty: bool
-) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    grad: Tensor, batch: Batch, saved: Saved, request: Request, *, needs_logits: bool, needs_penalty: bool
+) -> tuple[Tensor | None, Tensor | None]:
     """See starseq.op."""
-    each = for_each(grad, batch[3], reduction)
-    insertions, *sums = saved.tensors
-    return (
-        gradient_op(each, *batch, *sums, *setting) if needs_logits else None,
-        separate.penalty_gradient(each, insertions, batch[4]) if needs_penalty else None,
-    )
+    each, first = for_each(grad, batch[3], request.reduction), request.batch_first
+    (logits, *others), (insertions, *sums) = batch, saved.tensors
+    for_logits = for_penalty = None
+    if needs_logits:
+        for_logits = turned(gradient_op(each, turned(logits, first), *others, *sums, *request.setting), first)
+    if needs_penalty:
+        for_penalty = separate.penalty_gradient(each, insertions, batch[4])
+    return for_logits, for_penalty
 
 
 def _forward(

@@ -7,6 +7,7 @@ faster; an utterance whose numbers are too far apart for that goes through the k
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +23,11 @@ from starseq.emissions.vocabulary_numba import (
     FRAMES,
     Columns,
     cost,
-    empty_columns,
     fill_frames,
     find_columns,
     gradient_kernel,
     gradient_like,
+    most_columns,
     rows_of,
     score_frames,
 )
@@ -36,14 +37,96 @@ from starseq.lattice.elementary_numba import jit, jit_outer
 from starseq.lattice.lanes_numba import LANES
 from starseq.lattice.scaled_numba import padded, sum_scaled
 from starseq.op import separate
-from starseq.op.form import form_of
+from starseq.op.form import Form, form_of
 from starseq.op.reduction import for_each
-from starseq.op.setting import Batch, Saved, Setting, loss_dtype
+from starseq.op.setting import Batch, Request, Saved
 
 _MEAN, _SUM, _NONE = range(3)
 _REDUCTIONS = {"mean": _MEAN, "sum": _SUM, "none": _NONE}
 _LONG = 128  # states of a merging graph: paths of blanks alone are then mostly too far from those with all labels
 _MUCH = 1_000_000  # logits of one utterance: where so large ones are few, threads had better share their frames
+
+
+def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Saved]:
+    """See starseq.op."""
+    logits, targets, input_lengths, target_lengths, log_penalty = batch
+    setting, batch_first, validate, inserted, differentiable, reduction, zero_infinity = request
+    form = form_of(setting.criterion, setting.matching, log_penalty is not None)
+    B, T, V = shape = _turned(logits.shape, batch_first)
+    if form is None or (T * V > _MUCH and 2 * torch.get_num_threads() > B):
+        return separate.forward(batch, request)
+    S = (1 + form.merging) * targets.shape[1] + 1
+    dtype = _FLOAT64 if logits.dtype == torch.float64 else _FLOAT32
+    # float64 is for those who want every digit; scores that are no probabilities may be of any size.
+    scaled = setting.normalized and dtype is _FLOAT32
+    both = scaled or differentiable or inserted
+    columns = most_columns(S, V)
+    known = _layout.py_func(B, T, S, columns, form.merging, form.stars)[-1]
+    memory = np.empty(known + (1 + both) * B * (T + 1) * S)
+    insertions = np.empty((B, S) if inserted else (0, 0), dtype)
+    loss = np.empty(B if reduction == "none" else (), dtype)
+    flat, *strides = rows_of(logits)
+    lengths = _array(target_lengths, np.int64)
+    reducing = (lengths, _REDUCTIONS[reduction], zero_infinity, loss.reshape(-1))
+    try:
+        pieces = threads.run(
+            _forward_scaled if scaled else _forward, B, cost(shape, S), flat, *_turned(strides, batch_first), T, V,
+            _array(targets, np.int64), _array(input_lengths, np.int64),
+            _NO_WEIGHTS if log_penalty is None else _array(log_penalty.detach(), np.float64), columns,
+            setting.blank, form.merging, form.leaves_out, validate, setting.normalized, memory, insertions, *reducing,
+        )  # fmt: skip
+    except ValueError:
+        check_values(targets, input_lengths, target_lengths, log_penalty, torch.Size(shape), setting.blank)
+        raise
+    if pieces > 1:
+        _reduce(memory[:B], *reducing)
+    saved = torch.from_numpy(memory)
+    if not inserted:
+        return torch.from_numpy(loss), None, Saved((saved,), form)
+    counts = torch.from_numpy(insertions)
+    return torch.from_numpy(loss), counts, Saved((saved, counts), form)
+
+
+def backward(
+    grad: Tensor, batch: Batch, saved: Saved, request: Request, *, needs_logits: bool, needs_penalty: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """See starseq.op."""
+    form = saved.other
+    if not isinstance(form, Form):
+        return separate.backward(grad, batch, saved, request, needs_logits=needs_logits, needs_penalty=needs_penalty)
+    logits, targets, input_lengths, target_lengths, log_penalty = batch
+    for_logits = for_penalty = None
+    if needs_logits:
+        B, T, V = shape = _turned(logits.shape, request.batch_first)
+        S = (1 + form.merging) * targets.shape[1] + 1
+        for_logits = gradient_like(logits)
+        (flat, *strides), (out_flat, *out_strides) = rows_of(logits), rows_of(for_logits)
+        threads.run(
+            _gradient, B * T, cost(shape, S), flat, *_turned(strides, request.batch_first), out_flat,
+            *_turned(out_strides, request.batch_first), T, V, S, most_columns(S, V), _array(input_lengths, np.int64),
+            _array(target_lengths, np.int64), form.merging, form.stars, request.setting.normalized,
+            _array(grad.detach(), np.float64), _REDUCTIONS[request.reduction], saved.tensors[0].numpy(),
+        )  # fmt: skip
+        if for_logits.dtype != logits.dtype:
+            for_logits = for_logits.to(logits.dtype)
+    if needs_penalty:
+        each = for_each(grad, target_lengths, request.reduction)
+        for_penalty = separate.penalty_gradient(each, saved.tensors[1], log_penalty)
+    return for_logits, for_penalty
+
+
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+_NO_WEIGHTS = np.empty((0, 0))
+
+
+def _turned(of_each: Sequence[int], batch_first: bool) -> Sequence[int]:
+    """Sizes or strides in the order B, T (, V)."""
+    return of_each if batch_first else (of_each[1], of_each[0], *of_each[2:])
+
+
+def _array(x: Tensor, dtype: Any) -> Any:
+    """For compiled code, which is compiled anew for every type and every kind of strides: here they are always the same."""
+    return np.ascontiguousarray(x.numpy(), dtype)
 
 
 class _Known(NamedTuple):
@@ -52,182 +135,171 @@ class _Known(NamedTuple):
     columns: Columns
     num_states: Any  # (B,)
     ends: int
-    skip: Any  # (B, S), or (0, 0)
+    skip: Any  # (B, S), or (0, S)
     scaled: Any  # (B,), whether it was summed without logarithms
 
 
-def forward(
-    batch: Batch, setting: Setting, *, validate: bool, inserted: bool, differentiable: bool, reduction: str, zero_infinity: bool
-) -> tuple[Tensor, Tensor | None, Saved]:  # fmt: skip
-    """See starseq.op."""
-    logits, targets, input_lengths, target_lengths, log_penalty = batch
-    B, T, V = logits.shape
-    form = form_of(setting.criterion, setting.matching, log_penalty is not None)
-    if form is None or (T * V > _MUCH and 4 * torch.get_num_threads() > B):
-        return separate.forward(
-            batch, setting, validate=validate, inserted=inserted, differentiable=differentiable, reduction=reduction,
-            zero_infinity=zero_infinity,
-        )  # fmt: skip
-    frames, labels = input_lengths.numpy(), target_lengths.numpy()
-    S = (1 + form.merging) * targets.shape[1] + 1
-    known = _Known(
-        empty_columns(B, S, V, AS_ENTERED if form.merging else BLANK, form.stars), np.empty(B, np.int64), 1 + form.merging,
-        np.empty((B, S) if form.merging else (0, 0), np.bool_), np.zeros(B, np.bool_),
-    )  # fmt: skip
-    weights = _NO_WEIGHTS if log_penalty is None else log_penalty.numpy()
-    if not _know(targets.numpy(), frames, labels, weights, T, V, setting.blank, form.leaves_out, validate, known):
-        check_values(targets, input_lengths, target_lengths, log_penalty, logits.shape, setting.blank)
-    dtype = loss_dtype(logits)
-    # float64 is for those who want every digit; scores that are no probabilities may be of any size.
-    scaled = setting.normalized and dtype == torch.float32
-    both = scaled or differentiable or inserted
-    saved = torch.empty(B * (1 + 3 * T + (1 + both) * (T + 1) * S), dtype=torch.float64)
-    memory = saved.numpy()
-    insertions = torch.empty((B, S), dtype=dtype) if inserted else None
-    threads.run(
-        _forward_scaled if scaled else _forward, B, cost(logits, S), *rows_of(logits), T, V, known, frames, setting.normalized,
-        memory, _NO_INSERTIONS[dtype] if insertions is None else insertions.numpy(),
-    )  # fmt: skip
-    loss = torch.empty(B if reduction == "none" else 1, dtype=dtype)
-    _reduce(memory[:B], labels, _REDUCTIONS[reduction], zero_infinity, loss.numpy())
-    kept = (saved,) if insertions is None else (saved, insertions)
-    return loss if reduction == "none" else loss[0], insertions, Saved(kept, known)
-
-
-def backward(
-    grad: Tensor, batch: Batch, saved: Saved, setting: Setting, *, reduction: str, needs_logits: bool, needs_penalty: bool
-) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """See starseq.op."""
-    if not isinstance(saved.other, _Known):
-        return separate.backward(
-            grad, batch, saved, setting, reduction=reduction, needs_logits=needs_logits, needs_penalty=needs_penalty
-        )
-    logits, _, input_lengths, target_lengths, log_penalty = batch
-    for_logits = for_penalty = None
-    if needs_logits:
-        B, T, V = logits.shape
-        known = saved.other
-        result = gradient_like(logits)
-        each = np.empty(B)
-        _share(grad.reshape(-1).numpy(), target_lengths.numpy(), _REDUCTIONS[reduction], each)
-        threads.run(
-            _gradient, B * T, cost(logits, known.columns.enter.shape[2]), *rows_of(logits), *rows_of(result), T, V, known,
-            input_lengths.numpy(), setting.normalized, each, saved.tensors[0].numpy(),
-        )  # fmt: skip
-        for_logits = result if result.dtype == logits.dtype else result.to(logits.dtype)
-    if needs_penalty:
-        for_penalty = separate.penalty_gradient(
-            for_each(grad, target_lengths, reduction), saved.tensors[1], log_penalty
-        )
-    return for_logits, for_penalty
-
-
-_NO_WEIGHTS = np.empty((0, 0), np.float32)
-_NO_INSERTIONS = {torch.float32: np.empty((0, 0), np.float32), torch.float64: np.empty((0, 0))}
+@jit
+def _layout(batch: Any, frames: Any, states: Any, columns: Any, merging: Any, stars: Any) -> Any:
+    """Where the parts of a batch's memory end, in float64 numbers: log_z, stats, weight, share, whole numbers, scaled, tokens,
+    what enters, what is left out, skip. The sums of both directions follow. See _parts."""
+    log_z = batch
+    stats = log_z + 3 * batch * frames
+    weight = stats + (batch * states if stars else 0)
+    share = weight + (batch * states if stars else 0)
+    whole = share + 3 * batch
+    scaled = whole + (batch + 7) // 8
+    token = scaled + (batch * columns + 1) // 2
+    enter = token + batch * states
+    left_out = enter + (batch * states if stars else 0)
+    skip = left_out + ((batch * states + 7) // 8 if merging else 0)
+    return log_z, stats, weight, share, whole, scaled, token, enter, left_out, skip
 
 
 @jit_outer  # not `jit`: arrays that are returned must be counted, or they are freed twice
-def _parts(memory: Any, batch: Any, frames: Any, states: Any) -> Any:
-    """log_z (B,), stats (3, B, T), and the sums of both directions (B, T+1, S), of which the last may be missing: one block of
-    memory.
+def _parts(memory: Any, batch: Any, frames: Any, states: Any, count: Any, merging: Any, stars: Any) -> Any:
+    """What is known of a batch, and its sums, all in one block of memory: an array more is a microsecond more at each call.
+    count: `most_columns`.
 
-    Of an utterance summed with logarithms, stats[0] is the norm, and the sums are logarithms; of others stats are the tops, the
+    The sums are log_z (B,), stats (3, B, T), and those of both directions (B, T+1, S), of which the last may be missing. Of an
+    utterance summed with logarithms, stats[0] is the norm, and the sums are logarithms; of others stats are the tops, the
     inverses and the factors of emissions.linear_numba and lattice.scaled_numba.
     """
-    stats, sums = batch * (1 + 3 * frames), batch * (frames + 1) * states
-    backward = memory[stats + sums :]
-    return (
-        memory[:batch],
-        memory[batch:stats].reshape((3, batch, frames)),
-        memory[stats : stats + sums].reshape((batch, frames + 1, states)),
-        backward.reshape((batch if backward.size else 0, frames + 1, states)),
+    log_z, stats, weight, share, whole, scaled, token, _, left_out, skip = _layout(
+        batch, frames, states, count, merging, stars
+    )
+    starred = batch if stars else 0
+    numbers, places = memory[share:whole].view(np.int64), memory[scaled:left_out].view(np.uint32)
+    first, arcs = 2 * (token - scaled), 2 * batch * states
+    columns = Columns(
+        places[: batch * count].reshape((batch, count)),
+        numbers[:batch],
+        numbers[batch : 2 * batch],
+        AS_ENTERED if merging else BLANK,
+        places[first : first + arcs].reshape((2, batch, states)),
+        places[:0].reshape((2, 0, states)),
+        places[first + arcs :].reshape((2, starred, states)),
+        memory[stats:weight].reshape((starred, states)),
+        memory[weight:share].reshape((starred, states)),
+    )
+    skips = batch if merging else 0
+    known = _Known(
+        columns, numbers[2 * batch :], 2 if merging else 1,
+        memory[left_out:skip].view(np.bool_)[: skips * states].reshape((skips, states)),
+        memory[whole:scaled].view(np.bool_)[:batch],
+    )  # fmt: skip
+    sums, size = memory[skip:], batch * (frames + 1) * states
+    both = batch if sums.size > size else 0
+    return known, (
+        memory[:log_z],
+        memory[log_z:stats].reshape((3, batch, frames)),
+        sums[:size].reshape((batch, frames + 1, states)),
+        sums[size:].reshape((both, frames + 1, states)),
     )
 
 
 @jit
 def _good(
-    targets: Any, input_lengths: Any, target_lengths: Any, weights: Any, frames: Any, vocabulary: Any, blank: Any
-) -> Any:
-    """Whether `check_values` has nothing to say. weights: log_penalty, or (0, 0)."""
-    for b in range(targets.shape[0]):
-        n = target_lengths[b]
-        if input_lengths[b] < 0 or input_lengths[b] > frames or n < 0 or n > targets.shape[1]:
+    b: Any, targets: Any, input_lengths: Any, target_lengths: Any, weights: Any, frames: Any, vocabulary: Any, blank: Any
+) -> Any:  # fmt: skip
+    """Whether `check_values` has nothing to say of utterance b. weights: log_penalty, or (0, 0)."""
+    n = target_lengths[b]
+    if input_lengths[b] < 0 or input_lengths[b] > frames or n < 0 or n > targets.shape[1]:
+        return False
+    for u in range(n):
+        if targets[b, u] < 0 or targets[b, u] >= vocabulary or targets[b, u] == blank:
             return False
-        for u in range(n):
-            if targets[b, u] < 0 or targets[b, u] >= vocabulary or targets[b, u] == blank:
+    if weights.size:
+        for u in range(n + 1):
+            if not weights[b, u] <= 0:
                 return False
-        if weights.size:
-            for u in range(n + 1):
-                if not weights[b, u] <= 0:
-                    return False
     return True
+
+
+@jit
+def _know(
+    b: Any, targets: Any, target_lengths: Any, weights: Any, blank: Any, leaves_out: Any, enter: Any, left_out: Any, place: Any,
+    known: Any,
+) -> None:  # fmt: skip
+    """Fills in what is known of utterance b: its graph, as `form` describes it. For scratch: enter, left_out, (S,); place, as in
+    find_columns."""
+    merging, labels = known.skip.size > 0, targets.shape[1]
+    known.num_states[b] = (2 * target_lengths[b] if merging else target_lengths[b]) + 1
+    known.scaled[b] = False  # until it is
+    if merging:
+        enter[0] = blank
+        known.skip[b, :2] = False
+    else:
+        enter[0] = NONE
+    for u in range(labels):
+        label = NONE if targets[b, u] == blank else targets[b, u]  # as a label it is impossible
+        if merging:
+            enter[2 * u + 1], enter[2 * u + 2] = label, blank
+            known.skip[b, 2 * u + 1] = u > 0 and targets[b, u] != targets[b, u - 1]
+            known.skip[b, 2 * u + 2] = False
+        else:
+            enter[u + 1] = label
+    for s in range(enter.size if leaves_out else 0):
+        closed = s < labels and weights[b, s + 1] == -np.inf
+        left_out[s] = NONE if s == labels or closed else targets[b, s]
+    find_columns(
+        b, enter, enter if merging else enter[:0], left_out if leaves_out else left_out[:0],
+        weights[b] if weights.size else weights.reshape(-1), known.num_states[b], blank, place, known.columns,
+    )  # fmt: skip
 
 
 @jit_outer
-def _know(
-    targets: Any, input_lengths: Any, target_lengths: Any, weights: Any, frames: Any, vocabulary: Any, blank: Any,
-    leaves_out: Any, validate: Any, known: Any,
+def _prepare(
+    begin: Any, end: Any, frames: Any, vocabulary: Any, targets: Any, lengths: Any, target_lengths: Any, weights: Any,
+    count: Any, blank: Any, merging: Any, leaves_out: Any, validate: Any, memory: Any,
 ) -> Any:  # fmt: skip
-    """Fills in what is known of a batch: its graphs, as `form` describes them. False if a value is bad, and that matters."""
-    if validate and not _good(targets, input_lengths, target_lengths, weights, frames, vocabulary, blank):
-        return False
-    merging, (batch, labels) = known.skip.size > 0, targets.shape
+    """The parts of a batch's memory, what is known of utterances begin..end-1 filled in. Raises ValueError if a value is bad, and
+    that matters."""
+    if validate:
+        for b in range(begin, end):
+            if not _good(b, targets, lengths, target_lengths, weights, frames, vocabulary, blank):
+                raise ValueError("a length, a label or a penalty is out of range")
+    batch, labels = targets.shape
     states = 2 * labels + 1 if merging else labels + 1
-    enter = np.empty((batch, states), np.int64)
-    left_out = np.empty((batch if leaves_out else 0, states), np.int64)
-    weight = np.empty((batch if weights.size else 0, states))
-    for b in range(batch):
-        known.num_states[b] = (2 * target_lengths[b] if merging else target_lengths[b]) + 1
-        if merging:
-            enter[b, 0] = blank
-            known.skip[b, :2] = False
-        else:
-            enter[b, 0] = NONE
-        for u in range(labels):
-            label = NONE if targets[b, u] == blank else targets[b, u]  # as a label it is impossible
-            if merging:
-                enter[b, 2 * u + 1], enter[b, 2 * u + 2] = label, blank
-                known.skip[b, 2 * u + 1] = u > 0 and targets[b, u] != targets[b, u - 1]
-                known.skip[b, 2 * u + 2] = False
-            else:
-                enter[b, u + 1] = label
-        for s in range(weight.shape[1] if weight.size else 0):
-            weight[b, s] = weights[b, s]
-            if leaves_out:
-                closed = s < labels and weights[b, s + 1] == -np.inf
-                left_out[b, s] = NONE if s == labels or closed else targets[b, s]
-    stay = enter if merging else enter[:0]
-    find_columns(enter, stay, left_out, weight, known.num_states, blank, vocabulary, known.columns)
-    return True
+    known, sums = _parts(memory, batch, frames, states, count, merging, weights.size > 0)
+    enter, left_out, place = np.empty(states, np.int64), np.empty(states, np.int64), np.full(vocabulary, -1, np.int32)
+    for b in range(begin, end):
+        _know(b, targets, target_lengths, weights, blank, leaves_out, enter, left_out, place, known)
+    return known, sums
 
 
 @jit_outer
 def _forward(
+    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any, targets: Any, lengths: Any,
+    weights: Any, count: Any, blank: Any, merging: Any, leaves_out: Any, validate: Any, normalized: Any, memory: Any,
+    insertions: Any, target_lengths: Any, reduction: Any, zero_infinity: Any, loss: Any,
+) -> None:  # fmt: skip
+    """Utterances begin..end-1; the loss as well, if these are all of them."""
+    known, sums = _prepare(
+        begin, end, frames, vocabulary, targets, lengths, target_lengths, weights, count, blank, merging, leaves_out, validate,
+        memory,
+    )  # fmt: skip
+    _with_logarithms(
+        begin, end, flat, stride_b, stride_t, frames, vocabulary, known, lengths, normalized, sums, insertions
+    )
+    if end - begin == lengths.size:
+        _reduce(sums[0], target_lengths, reduction, zero_infinity, loss)
+
+
+@jit_outer
+def _with_logarithms(
     begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any, known: Any, lengths: Any,
-    normalized: Any, memory: Any, insertions: Any,
+    normalized: Any, sums: Any, insertions: Any,
 ) -> None:  # fmt: skip
     columns = known.columns
     states = columns.enter.shape[2]
-    sums = _parts(memory, lengths.size, frames, states)
     scores = np.empty((1 if columns.loops == AS_ENTERED else 3 if insertions.size else 2, frames, states))
     stats, inserted, like = np.empty((FRAMES, 5)), np.empty(states), np.empty(0, flat.dtype)
     picked = np.empty((2, FRAMES, states), flat.dtype)
     for b in range(begin, end):
         _utterance(
-            b,
-            flat,
-            b * stride_b,
-            stride_t,
-            vocabulary,
-            known,
-            lengths[b],
-            normalized,
-            sums,
-            scores,
-            stats,
-            picked,
-            like,
-        )
+            b, flat, b * stride_b, stride_t, vocabulary, known, lengths[b], normalized, sums, scores, stats, picked, like
+        )  # fmt: skip
         if insertions.size:
             _insertions(b, known.num_states[b], lengths[b], scores[2], sums, inserted, insertions[b], like)
 
@@ -252,17 +324,22 @@ def _utterance(
 
 @jit_outer
 def _forward_scaled(
-    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any, known: Any, lengths: Any,
-    normalized: Any, memory: Any, insertions: Any,
+    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any, targets: Any, lengths: Any,
+    weights: Any, count: Any, blank: Any, merging: Any, leaves_out: Any, validate: Any, normalized: Any, memory: Any,
+    insertions: Any, target_lengths: Any, reduction: Any, zero_infinity: Any, loss: Any,
 ) -> None:  # fmt: skip
     """As _forward, without logarithms where that is safe, which is found out by trying, unless it is unlikely."""
+    known, sums = _prepare(
+        begin, end, frames, vocabulary, targets, lengths, target_lengths, weights, count, blank, merging, leaves_out, validate,
+        memory,
+    )  # fmt: skip
     columns, visits = known.columns, known.columns.loops == AS_ENTERED
-    size, count = padded(columns.enter.shape[2]), columns.token.shape[1]
+    size = padded(columns.enter.shape[2])
     scores, like = np.empty((3 if insertions.size else 2, frames * size + LANES)), np.empty(0, flat.dtype)
     stats, picked, powers = np.empty((FRAMES, 2)), np.empty((FRAMES, count), flat.dtype), np.empty((FRAMES, count + 1))
     chosen, exponents, rows = np.empty((2 * FRAMES, size)), np.empty((2, frames + 1)), np.empty(4 * (size + 2 * LANES))
     skips = np.zeros(size + LANES if known.skip.size else 0)
-    log_z, stats_of, alpha, beta = _parts(memory, lengths.size, frames, columns.enter.shape[2])
+    log_z, stats_of, alpha, beta = sums
     star = scores[2] if insertions.size else scores[0, :0]
     stay, enter = scores[1 if visits else 0], scores[1]
     for b in range(begin, end):
@@ -282,11 +359,13 @@ def _forward_scaled(
             good = log_z[b] == log_z[b]
         known.scaled[b] = good
         if not good:
-            _forward(
-                b, b + 1, flat, stride_b, stride_t, frames, vocabulary, known, lengths, normalized, memory, insertions
+            _with_logarithms(
+                b, b + 1, flat, stride_b, stride_t, frames, vocabulary, known, lengths, normalized, sums, insertions
             )
         elif insertions.size:
             _insertions_scaled(lengths[b], states, star, alpha[b], beta[b], stats_of[2, b], rows, insertions[b])
+    if end - begin == lengths.size:
+        _reduce(log_z, target_lengths, reduction, zero_infinity, loss)
 
 
 @jit
@@ -305,14 +384,15 @@ def _insertions_scaled(
 @jit_outer
 def _gradient(
     begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
-    frames: Any, vocabulary: Any, known: Any, lengths: Any, normalized: Any, grad: Any, memory: Any,
+    frames: Any, vocabulary: Any, states: Any, count: Any, lengths: Any, target_lengths: Any, merging: Any, stars: Any,
+    normalized: Any, grads: Any, reduction: Any, memory: Any,
 ) -> None:  # fmt: skip
-    """The gradients of rows begin..end-1 of all B * T."""
-    columns = known.columns
-    states, count = columns.enter.shape[2], columns.token.shape[1]
+    """The gradients of rows begin..end-1 of all B * T. grads: of the loss, (B,) or (1,)."""
+    known, (log_z, stats, alpha, beta) = _parts(memory, lengths.size, frames, states, count, merging, stars)
+    columns, grad = known.columns, np.empty(lengths.size)
+    _share(grads, target_lengths, reduction, grad)
     picked, by_column = np.empty((FRAMES, count), flat.dtype), np.empty((2, FRAMES, count + 1))
     terms, weights, like = np.empty((2, FRAMES, states)), np.empty((FRAMES, 2)), np.empty(0, flat.dtype)
-    log_z, stats, alpha, beta = _parts(memory, lengths.size, frames, states)
     item = begin
     while item < end:
         b, t = item // frames, item % frames
@@ -370,5 +450,5 @@ def _reduce(log_z: Any, target_lengths: Any, reduction: Any, zero_infinity: Any,
 def _share(grad: Any, target_lengths: Any, reduction: Any, out: Any) -> None:
     """As reduction.for_each. grad: (B,), or of one element."""
     for b in range(out.size):
-        part = np.float64(grad[b] if reduction == _NONE else grad[0])
+        part = grad[b] if reduction == _NONE else grad[0]
         out[b] = part / (max(target_lengths[b], 1) * out.size) if reduction == _MEAN else part

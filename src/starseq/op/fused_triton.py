@@ -3,10 +3,9 @@
 The label graph is never stored: the kernels read it off the targets, by its form (see `form`). A criterion of another form goes
 through `separate`.
 
-Two blocks of float64 hold everything else, S states an utterance (offsets in `_places`):
-
-    saved    norm (B, T), alpha (B, T+1, S), beta (B, T+1, S), log_z (B), and a count of the utterances that are done
-    scratch  stay (B, T, S), enter (B, T, S), and star (B, T, S) where insertions are wanted
+One block of float64 holds everything else, S states an utterance (offsets in `_places`): norm (B, T), alpha (B, T+1, S),
+beta (B, T+1, S), log_z (B), a count of the utterances that are done; and, which backward does not need, stay (B, T, S),
+enter (B, T, S), and star (B, T, S) where insertions are wanted. Two blocks would be freed apart, but cost an allocation more.
 """
 
 from __future__ import annotations
@@ -28,84 +27,83 @@ from starseq.lattice.launch_triton import Launch, launch_of
 from starseq.op import separate
 from starseq.op.form import Form, form_of
 from starseq.op.reduction import for_each
-from starseq.op.setting import Batch, Saved, Setting, loss_dtype
+from starseq.op.setting import Batch, Request, Saved, loss_dtype
 
 _REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
 
 
-def forward(
-    batch: Batch, setting: Setting, *, validate: bool, inserted: bool, differentiable: bool, reduction: str, zero_infinity: bool
-) -> tuple[Tensor, Tensor | None, Saved]:  # fmt: skip
+def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Saved]:
     """See starseq.op."""
     logits, targets, input_lengths, target_lengths, log_penalty = batch
-    B, T, V = logits.shape
+    setting, batch_first, validate, inserted, differentiable, reduction, zero_infinity = request
     form = form_of(setting.criterion, setting.matching, log_penalty is not None)
+    B, T, V = _by_utterance(logits.shape, batch_first)
     if form is None or B * T == 0:
-        return separate.forward(
-            batch, setting, validate=validate, inserted=inserted, differentiable=differentiable, reduction=reduction,
-            zero_infinity=zero_infinity,
-        )  # fmt: skip
+        return separate.forward(batch, request)
     if validate:
-        check_values(targets, input_lengths, target_lengths, log_penalty, logits.shape, setting.blank)
+        shape = torch.Size((B, T, V))
+        check_values(targets, input_lengths, target_lengths, log_penalty, shape, setting.blank)
+    stride_b, stride_t, stride_v = _by_utterance(logits.stride(), batch_first)
+    dtype, device = logits.dtype, logits.device
     U = targets.shape[1]
     S = 2 * U + 1 if form.merging else U + 1
-    plan = _plan(
-        form, setting.normalized, logits.dtype, logits.stride(2), V, S, inserted, _REDUCTIONS[reduction], zero_infinity
-    )
-    dtype, device = loss_dtype(logits), logits.device
+    plan = _plan(form, setting.normalized, dtype, stride_v, V, S, inserted, reduction, zero_infinity)
     both = differentiable or inserted
-    saved = torch.empty(B * T + (1 + both) * B * (T + 1) * S + B + 1, dtype=torch.float64, device=device)
-    scratch = torch.empty((2 + inserted) * B * T * S, dtype=torch.float64, device=device)
-    loss = torch.empty(() if plan.reduces else (B,), dtype=dtype, device=device)
-
-    strides = (*targets.stride(), input_lengths.stride(0), target_lengths.stride(0))
+    size = B * T + (1 + both) * B * (T + 1) * S + B + 1 + (2 + inserted) * B * T * S
+    block = torch.empty(size, dtype=torch.float64, device=device)
+    strides = (*targets.stride(), *input_lengths.stride(), *target_lengths.stride())
     weights, weights_strides = _weights(log_penalty, logits)
     plan.scores(
-        (B * T, 1), (logits, targets, input_lengths, target_lengths, weights, scratch, saved),
-        (*logits.stride()[:2], *strides, *weights_strides, B, T, V, U, both, setting.blank),
+        (B * T, 1), (logits, targets, input_lengths, target_lengths, weights, block),
+        (stride_b, stride_t, *strides, *weights_strides, B, T, V, U, both, setting.blank),
     )  # fmt: skip
-    plan.lattice(
-        (B, 1 + both),
-        (targets, input_lengths, target_lengths, scratch, saved, loss),
-        (*strides, B, T, U, both, setting.blank),
-    )
+    dtype = loss_dtype(logits)
+    loss = torch.empty(B if reduction == "none" else (), dtype=dtype, device=device)
+    lattice = (targets, input_lengths, target_lengths, block, loss)
+    plan.lattice((B, 1 + both), lattice, (*strides, B, T, U, both, setting.blank))
     if not inserted:
-        return loss, None, Saved((saved,))
+        return loss, None, Saved((block,))
     insertions = torch.empty((B, S), dtype=dtype, device=device)
-    plan.insertions((B, 1), (input_lengths, target_lengths, scratch, saved, insertions), (*strides[2:], B, T, U))
-    return loss, insertions, Saved((saved, insertions))
+    plan.insertions((B, 1), (input_lengths, target_lengths, block, insertions), (*strides[2:], B, T, U))
+    return loss, insertions, Saved((block, insertions))
 
 
 def backward(
-    grad: Tensor, batch: Batch, saved: Saved, setting: Setting, *, reduction: str, needs_logits: bool, needs_penalty: bool
-) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    grad: Tensor, batch: Batch, saved: Saved, request: Request, *, needs_logits: bool, needs_penalty: bool
+) -> tuple[Tensor | None, Tensor | None]:
     """See starseq.op."""
     logits, targets, input_lengths, target_lengths, log_penalty = batch
-    B, T, V = logits.shape
+    setting, batch_first, reduction = request.setting, request.batch_first, request.reduction
     form = form_of(setting.criterion, setting.matching, log_penalty is not None)
+    B, T, V = _by_utterance(logits.shape, batch_first)
     if form is None or B * T == 0:
-        return separate.backward(
-            grad, batch, saved, setting, reduction=reduction, needs_logits=needs_logits, needs_penalty=needs_penalty
-        )
+        return separate.backward(grad, batch, saved, request, needs_logits=needs_logits, needs_penalty=needs_penalty)
     for_logits = for_penalty = None
     if needs_logits:
-        U = targets.shape[1]
         for_logits = torch.empty_like(logits)
-        strides, out_strides = logits.stride(), for_logits.stride()
+        stride_b, stride_t, stride_v = strides = _by_utterance(logits.stride(), batch_first)
+        out_b, out_t, out_v = out_strides = _by_utterance(for_logits.stride(), batch_first)
+        U = targets.shape[1]
+        S = 2 * U + 1 if form.merging else U + 1
         launch = _gradient_plan(
-            form, setting.normalized, logits.dtype, V, 2 * U + 1 if form.merging else U + 1, strides[2], out_strides[2],
-            strides == out_strides, _REDUCTIONS[reduction],
-        )  # fmt: skip
+            form, setting.normalized, logits.dtype, V, S, stride_v, out_v, strides == out_strides, reduction
+        )
         weights, weights_strides = _weights(log_penalty, logits)
         launch(
             (B * T, 1), (logits, grad, targets, input_lengths, target_lengths, weights, saved.tensors[0], for_logits),
-            (*strides[:2], *out_strides[:2], *targets.stride(), input_lengths.stride(0), target_lengths.stride(0),
-             *weights_strides, grad.stride(0) if grad.dim() else 0, B, T, V, U, setting.blank),
+            (stride_b, stride_t, out_b, out_t, *targets.stride(), *input_lengths.stride(), *target_lengths.stride(),
+             *weights_strides, *(grad.stride() or (0,)), B, T, V, U, setting.blank),
         )  # fmt: skip
     if needs_penalty:
         each = for_each(grad, target_lengths, reduction)
         for_penalty = separate.penalty_gradient(each, saved.tensors[1], log_penalty)
     return for_logits, for_penalty
+
+
+def _by_utterance(of_each: Sequence[int], batch_first: bool) -> tuple[int, int, int]:
+    """Sizes or strides in the order B, T, V."""
+    first, second, last = of_each
+    return (first, second, last) if batch_first else (second, first, last)
 
 
 def _weights(log_penalty: Tensor | None, anything: Tensor) -> tuple[Tensor, Sequence[int]]:
@@ -117,33 +115,31 @@ class _Plan(NamedTuple):
     scores: Launch
     lattice: Launch
     insertions: Launch
-    reduces: bool
 
 
 @functools.cache
 def _plan(
-    form: Form, normalized: bool, dtype: torch.dtype, stride_v: int, V: int, S: int, inserted: bool, reduction: int,
+    form: Form, normalized: bool, dtype: torch.dtype, stride_v: int, V: int, S: int, inserted: bool, reduction: str,
     zero_infinity: bool,
 ) -> _Plan:  # fmt: skip
     exact = dtype == torch.float64
     block_v, align, block_s, num_warps = blocks(dtype, V, S, unit=stride_v == 1, gradient=False)
     return _Plan(
         launch_of(_scores, (stride_v, *form, inserted, normalized, exact, block_v, align, block_s), num_warps),
-        launch_of(_lattice, (form.merging, reduction, zero_infinity, exact, block_s), warps(block_s)),
+        launch_of(_lattice, (form.merging, _REDUCTIONS[reduction], zero_infinity, exact, block_s), warps(block_s)),
         launch_of(_insertions, (exact, block_s, max(1, 2048 // block_s)), 4),
-        reduction != 0,
     )
 
 
 @functools.cache
 def _gradient_plan(
     form: Form, normalized: bool, dtype: torch.dtype, V: int, S: int, stride_v: int, out_stride_v: int, alike: bool,
-    reduction: int,
+    reduction: str,
 ) -> Launch:  # fmt: skip
     block_v, align, block_s, num_warps = blocks(dtype, V, S, unit=alike and stride_v == 1, gradient=True)
     constants = (
-        stride_v, out_stride_v, *form, reduction, normalized, dtype == torch.float64, is_dense(V, S), keys_at_once(S),
-        block_v, align, block_s,
+        stride_v, out_stride_v, *form, _REDUCTIONS[reduction], normalized, dtype == torch.float64, is_dense(V, S),
+        keys_at_once(S), block_v, align, block_s,
     )  # fmt: skip
     return launch_of(_gradient, constants, num_warps)
 
@@ -201,13 +197,13 @@ def _num_states(length, U, MERGING: tl.constexpr):
 
 
 @triton.jit
-def _places(saved_ptr, B, T, S, BOTH):
-    """Where alpha, beta, log_z and the count begin in `saved`. The first there is the norm. Without BOTH there is no beta."""
+def _places(block_ptr, B, T, S, BOTH):
+    """Where alpha, beta, log_z, the count and the scores begin. First in the block is the norm; without BOTH there is no beta."""
     sums = B.to(tl.int64) * (T + 1) * S
-    alpha_ptr = saved_ptr + B.to(tl.int64) * T
+    alpha_ptr = block_ptr + B.to(tl.int64) * T
     beta_ptr = alpha_ptr + sums
     z_ptr = alpha_ptr + sums * (1 + BOTH)
-    return alpha_ptr, beta_ptr, z_ptr, z_ptr + B
+    return alpha_ptr, beta_ptr, z_ptr, z_ptr + B, z_ptr + B + 1
 
 
 _INTEGERS = [
@@ -218,7 +214,7 @@ _INTEGERS = [
 
 @triton.jit(do_not_specialize=[x for x in _INTEGERS if x not in ("out_stride_b", "out_stride_t", "grad_b")])
 def _scores(
-    x_ptr, labels_ptr, lengths_ptr, target_lengths_ptr, weight_ptr, scratch_ptr, saved_ptr,
+    x_ptr, labels_ptr, lengths_ptr, target_lengths_ptr, weight_ptr, block_ptr,
     stride_b, stride_t, labels_b, labels_u, lengths_b, target_lengths_b, weight_b, weight_s, B, T, V, U, BOTH, blank,
     STRIDE_V: tl.constexpr, MERGING: tl.constexpr, STARS: tl.constexpr, LEAVES_OUT: tl.constexpr, KEEP_STAR: tl.constexpr,
     NORMALIZED: tl.constexpr, EXACT: tl.constexpr, BLOCK_V: tl.constexpr, ALIGN: tl.constexpr, BLOCK_S: tl.constexpr,
@@ -226,8 +222,8 @@ def _scores(
     row = tl.program_id(0).to(tl.int64)
     b, t = row // T, row % T
     S = 2 * U + 1 if MERGING else U + 1
+    _, _, _, count_ptr, scores_ptr = _places(block_ptr, B, T, S, BOTH)
     if row == 0:  # nobody is done yet: see _lattice
-        _, _, _, count_ptr = _places(saved_ptr, B, T, S, BOTH)
         tl.store(count_ptr, 0.0)
     if t < tl.load(lengths_ptr + b * lengths_b):
         # With a stride of 1 offsets count elements; else they count tokens, and the row's place goes into the pointer.
@@ -250,8 +246,8 @@ def _scores(
             x_ptr, base, STRIDE_V, V, blank, enter, stay, left_out, weight, STARS, LEAVES_OUT, NORMALIZED, EXACT,
             BLOCK_V, ALIGN, BLOCK_S,
         )  # fmt: skip
-        tl.store(saved_ptr + row, norm)
-        place = scratch_ptr + row * S + s
+        tl.store(block_ptr + row, norm)
+        place = scores_ptr + row * S + s
         size = B.to(tl.int64) * T * S
         tl.store(place, log_stay, mask=inside)
         tl.store(place + size, log_enter, mask=inside)
@@ -261,7 +257,7 @@ def _scores(
 
 @triton.jit(do_not_specialize=["labels_b", "labels_u", "lengths_b", "target_lengths_b", "B", "T", "U", "BOTH", "blank"])
 def _lattice(
-    labels_ptr, lengths_ptr, target_lengths_ptr, scratch_ptr, saved_ptr, loss_ptr,
+    labels_ptr, lengths_ptr, target_lengths_ptr, block_ptr, loss_ptr,
     labels_b, labels_u, lengths_b, target_lengths_b, B, T, U, BOTH, blank,
     MERGING: tl.constexpr, REDUCTION: tl.constexpr, ZERO_INFINITY: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -271,10 +267,10 @@ def _lattice(
     length = tl.load(target_lengths_ptr + b * target_lengths_b)
     num_states = _num_states(length, U, MERGING)
     frames = tl.maximum(tl.minimum(tl.load(lengths_ptr + b * lengths_b), T), 0).to(tl.int32)
-    alpha_ptr, beta_ptr, z_ptr, count_ptr = _places(saved_ptr, B, T, S, BOTH)
+    alpha_ptr, beta_ptr, z_ptr, count_ptr, scores_ptr = _places(block_ptr, B, T, S, BOTH)
     ends: tl.constexpr = 2 if MERGING else 1
     final = (s < num_states) & (s >= num_states - ends)
-    stays = scratch_ptr + b * T * S + s
+    stays = scores_ptr + b * T * S + s
     enters = stays + B.to(tl.int64) * T * S
     labels = labels_ptr + b * labels_b
     skip = s < 0
@@ -319,7 +315,7 @@ def _loss(z, ZERO_INFINITY: tl.constexpr):
 
 @triton.jit(do_not_specialize=["lengths_b", "target_lengths_b", "B", "T", "U"])
 def _insertions(
-    lengths_ptr, target_lengths_ptr, scratch_ptr, saved_ptr, out_ptr, lengths_b, target_lengths_b, B, T, U,
+    lengths_ptr, target_lengths_ptr, block_ptr, out_ptr, lengths_b, target_lengths_b, B, T, U,
     EXACT: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """The expected number of tokens that each state's star consumed: the posteriors of these arcs, summed."""
@@ -328,9 +324,9 @@ def _insertions(
     s = tl.arange(0, BLOCK_S)
     exists = s < _num_states(tl.load(target_lengths_ptr + b * target_lengths_b), U, False)
     frames = tl.maximum(tl.minimum(tl.load(lengths_ptr + b * lengths_b), T), 0).to(tl.int32)
-    alpha_ptr, beta_ptr, z_ptr, _ = _places(saved_ptr, B, T, S, 1)
+    alpha_ptr, beta_ptr, z_ptr, _, scores_ptr = _places(block_ptr, B, T, S, 1)
     z = tl.load(z_ptr + b)
-    star_ptr = scratch_ptr + 2 * B.to(tl.int64) * T * S + b * T * S
+    star_ptr = scores_ptr + 2 * B.to(tl.int64) * T * S + b * T * S
     alpha_ptr += b * (T + 1) * S
     beta_ptr += (b * (T + 1) + 1) * S
     total = tl.zeros((BLOCK_S,), tl.float64)
@@ -349,7 +345,7 @@ def _insertions(
 
 @triton.jit(do_not_specialize=[x for x in _INTEGERS if x != "BOTH"])
 def _gradient(
-    x_ptr, grad_ptr, labels_ptr, lengths_ptr, target_lengths_ptr, weight_ptr, saved_ptr, out_ptr,
+    x_ptr, grad_ptr, labels_ptr, lengths_ptr, target_lengths_ptr, weight_ptr, block_ptr, out_ptr,
     stride_b, stride_t, out_stride_b, out_stride_t, labels_b, labels_u, lengths_b, target_lengths_b, weight_b, weight_s,
     grad_b, B, T, V, U, blank,
     STRIDE_V: tl.constexpr, OUT_STRIDE_V: tl.constexpr, MERGING: tl.constexpr, STARS: tl.constexpr, LEAVES_OUT: tl.constexpr,
@@ -369,7 +365,7 @@ def _gradient(
         out_ptr += b * out_stride_b + t * out_stride_t
         out_base = row * 0
     S = 2 * U + 1 if MERGING else U + 1
-    alpha_ptr, beta_ptr, z_ptr, _ = _places(saved_ptr, B, T, S, 1)
+    alpha_ptr, beta_ptr, z_ptr, _, _ = _places(block_ptr, B, T, S, 1)
     z = tl.load(z_ptr + b)
     inside = t < tl.load(lengths_ptr + b * lengths_b)
     if (not inside) | (z == float("-inf")) | (z != z):
@@ -399,7 +395,7 @@ def _gradient(
         beta = beta_ptr + (b * (T + 1) + t + 1) * S + s
         outside, one, two = surroundings(alpha, beta, z, s, exists, skip, MERGING)
         row_gradient(
-            x_ptr, base, STRIDE_V, out_ptr, out_base, OUT_STRIDE_V, V, blank, factor, tl.load(saved_ptr + row),
+            x_ptr, base, STRIDE_V, out_ptr, out_base, OUT_STRIDE_V, V, blank, factor, tl.load(block_ptr + row),
             outside, one, two, s, enter, stay, left_out, weight, labels, labels_u, tl.minimum(length, U).to(tl.int32),
             STARS, MERGING, NORMALIZED, EXACT, DENSE, BLOCK_K, BLOCK_V, ALIGN,
         )  # fmt: skip

@@ -18,29 +18,32 @@ from starseq import criteria
 from starseq.arguments import check_values
 from starseq.criteria.graph import LabelGraph
 from starseq.op.reduction import for_each, reduce
-from starseq.op.setting import Batch, Saved, Setting, loss_dtype
+from starseq.op.setting import Batch, Request, Saved, Setting, loss_dtype, turned
 
 
-def forward(
-    batch: Batch, setting: Setting, *, validate: bool, inserted: bool, differentiable: bool, reduction: str, zero_infinity: bool
-) -> tuple[Tensor, Tensor | None, Saved]:  # fmt: skip
+def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Saved]:
     """See starseq.op."""
-    graph = checked_graph(batch, setting, validate)
-    losses, insertions, *sums = sums_of(batch, graph, setting, inserted, differentiable)
-    loss = reduce(losses, batch[3], reduction, zero_infinity)
+    setting, inserted = request.setting, request.inserted
+    batch = (turned(batch[0], request.batch_first), *batch[1:])
+    graph = checked_graph(batch, setting, request.validate)
+    losses, insertions, *sums = sums_of(batch, graph, setting, inserted, request.differentiable)
+    loss = reduce(losses, batch[3], request.reduction, request.zero_infinity)
     return loss, insertions if inserted else None, Saved((insertions, *sums), graph)
 
 
 def backward(
-    grad: Tensor, batch: Batch, saved: Saved, setting: Setting, *, reduction: str, needs_logits: bool, needs_penalty: bool
-) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    grad: Tensor, batch: Batch, saved: Saved, request: Request, *, needs_logits: bool, needs_penalty: bool
+) -> tuple[Tensor | None, Tensor | None]:
     """See starseq.op."""
-    each = for_each(grad, batch[3], reduction)
+    each, first = for_each(grad, batch[3], request.reduction), request.batch_first
     insertions, *sums = saved.tensors
-    return (
-        gradient(each, batch, saved.other, sums, setting) if needs_logits else None,
-        penalty_gradient(each, insertions, batch[4]) if needs_penalty else None,
-    )
+    for_logits = for_penalty = None
+    if needs_logits:
+        turned_batch = (turned(batch[0], first), *batch[1:])
+        for_logits = turned(gradient(each, turned_batch, saved.other, sums, request.setting), first)
+    if needs_penalty:
+        for_penalty = penalty_gradient(each, insertions, batch[4])
+    return for_logits, for_penalty
 
 
 def label_graph(

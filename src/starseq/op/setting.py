@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
-"""logits (B, T, V), targets (B, U), input_lengths (B,), target_lengths (B,) int64, log_penalty (B, U+1) or None: no stars."""
+"""logits (B, T, V), targets (B, U), input_lengths (B,), target_lengths (B,) int64, log_penalty (B, U+1) or None: no stars.
+
+In a `Request` without `batch_first` the logits are (T, B, V).
+"""
 
 
 class Setting(NamedTuple):
@@ -20,6 +23,23 @@ class Setting(NamedTuple):
     blank: int
     normalized: bool
     backend: str
+
+
+class Request(NamedTuple):
+    """What is wanted of one batch.
+
+    batch_first: its logits are (B, T, V), else (T, B, V). validate: check values first, and raise what
+    `starseq.arguments.check_values` raises. inserted: insertions, (B, U+1), are wanted (by the caller, or for the penalty's
+    gradient). differentiable: backward may follow. reduction, zero_infinity: as in `reduction.reduce`.
+    """
+
+    setting: Setting
+    batch_first: bool
+    validate: bool
+    inserted: bool
+    differentiable: bool
+    reduction: str
+    zero_infinity: bool
 
 
 class Saved(NamedTuple):
@@ -36,3 +56,8 @@ class Saved(NamedTuple):
 def loss_dtype(logits: Tensor) -> torch.dtype:
     """The type of losses and insertions: float64 for float64, else float32."""
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+def turned(logits: Tensor, batch_first: bool) -> Tensor:
+    """(B, T, V) from (T, B, V), or the other way round; with `batch_first` as they are."""
+    return logits if batch_first else logits.transpose(0, 1)
