@@ -6,6 +6,7 @@ import starseq
 from starseq import op
 from starseq.emissions import vocabulary_triton
 from starseq.lattice import banded_triton
+from starseq.models.depthwise import DepthwiseConv
 from starseq.models.padding import InstanceNorm
 
 torch.manual_seed(0)
@@ -30,5 +31,7 @@ for height, width in ((3, 7), (5, 413), (64, 200)):
     for dtype in (torch.float32, torch.bfloat16):
         images = torch.randn(3, 5, height, width, device="cuda", dtype=dtype, requires_grad=True)
         InstanceNorm(5).cuda()(images, torch.tensor([width, 2, 0], device="cuda")).sum().backward()
+        for kernel in (3, 11):
+            DepthwiseConv(5, kernel).cuda()(images.detach().requires_grad_()).sum().backward()
 torch.cuda.synchronize()
 print("every kernel ran")

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from starseq.models.depthwise import DepthwiseConv
 from starseq.models.padding import InstanceNorm, clear, frames_after, real, standardise
 
 WIDTHS = {0: 256, 2: 512, 4: 1024, 6: 2048}
@@ -75,8 +76,7 @@ class Normed(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, depthwise: int = 0) -> None:
         super().__init__()
-        kernel, groups = (depthwise, inputs) if depthwise else (1, 1)
-        self.conv = nn.Conv2d(inputs, outputs, kernel, groups=groups, padding=kernel // 2, bias=False)
+        self.conv = DepthwiseConv(inputs, depthwise) if depthwise else nn.Conv2d(inputs, outputs, 1, bias=False)
         self.norm = InstanceNorm(outputs)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
