@@ -87,12 +87,12 @@ def test_projective_keeps_the_ink_and_the_size():
 
 def test_projective_bounds():
     draws = [generator("map", i) for i in range(300)]
-    maps = torch.stack([RandomProjective(16)._map(100, 32, draw) for draw in draws])
+    maps = RandomProjective(16)._maps([100] * 300, 32, draws)
     corners = torch.tensor([[0, 0, 1], [100, 0, 1], [100, 32, 1], [0, 32, 1]], dtype=torch.float64)
     # The new picture's corners look at or beyond the old one's, and the denominator keeps its sign: no fold.
     w = torch.einsum("bij,kj->bki", maps, corners)[..., 2]
     assert (w > 0).all()
-    assert torch.allclose(RandomProjective(0)._map(100, 32, generator(0)), torch.eye(3, dtype=torch.float64))
+    assert torch.allclose(RandomProjective(0)._maps([100], 32, [generator(0)]), torch.eye(3, dtype=torch.float64))
     tiny = RandomProjective(16)(torch.rand(3, 1, 2), [1, 1, 0], ["a", "b", "c"], **NOW)
     assert torch.isfinite(tiny).all()
 

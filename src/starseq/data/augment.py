@@ -90,13 +90,13 @@ class RandomProjective:
         widths = torch.as_tensor(lengths).tolist()
         if not len(widths) == len(ids) == B:
             raise ValueError(f"x holds {B} items, lengths {len(widths)}, ids {len(ids)}")
-        maps = [self._map(width, H, generator(seed, epoch, id)) for id, width in zip(ids, widths, strict=True)]
+        maps = self._maps(widths, H, [generator(seed, epoch, id) for id in ids])
         # Pixel centres lie at + 1/2, so the corner of a pixel is a whole number and the outline is (0, 0, width, H).
         u, v = torch.meshgrid(
             torch.arange(W, device=x.device) + 0.5, torch.arange(H, device=x.device) + 0.5, indexing="ij"
         )
         # Written out: as a product of matrices it would be cut to the ten bits of TF32 where the user allows that for the model.
-        m = torch.stack(maps).to(x.device, torch.float32)[:, :, :, None, None]
+        m = maps.to(x.device, torch.float32)[:, :, :, None, None]
         source = [m[:, i, 0] * u + m[:, i, 1] * v + m[:, i, 2] for i in range(3)]
         # grid_sample wants (x, y) in [-1, 1]; (B, 1, W, H) has W as its rows, so y is the place along the line.
         along, across = source[0] / source[2], source[1] / source[2]
@@ -107,41 +107,42 @@ class RandomProjective:
         outside = torch.arange(W, device=x.device) >= torch.as_tensor(lengths).to(x.device)[:, None]
         return moved.masked_fill(outside[:, :, None], 0.0).to(x.dtype)
 
-    def _map(self, width: int, height: int, draw: torch.Generator) -> Tensor:
-        """The 3 x 3 map from a place in the new image to a place in the old one, in float64."""
-        if width == 0:
-            return torch.eye(3, dtype=torch.float64)
-        size = torch.tensor([width, height], dtype=torch.float64)
-        sideways = bool(torch.rand((), generator=draw) < 0.5)
-        shift = (torch.rand(4, 2, generator=draw, dtype=torch.float64) * 2 - 1) * self.max_shift
-        shift[:, 1 if sideways else 0] = 0
+    def _maps(self, widths: Sequence[int], height: int, draws: Sequence[torch.Generator]) -> Tensor:
+        """(B, 3, 3) float64: the maps from a place in the new image to a place in the old one."""
+        # All images at once, for a batch of them one by one takes longer than many a model does.
+        coins = torch.stack([torch.rand((), generator=draw) for draw in draws])
+        shift = torch.stack([torch.rand(4, 2, generator=draw, dtype=torch.float64) for draw in draws])
+        sideways = (coins < 0.5)[:, None]
+        moves = torch.stack((sideways, ~sideways), dim=2)  # (B, 1, 2): along x, along y
+        shift = torch.where(moves, (shift * 2 - 1) * self.max_shift, 0.0)
+        size = torch.tensor([(max(1, width), height) for width in widths], dtype=torch.float64)[:, None]
         # Corners in the order of a walk around; `inward` shortens a side, and the two ends of a side share 3/4 of it.
         unit = torch.tensor([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=torch.float64)
         inward = torch.where(unit == 0, shift, -shift)
         mate = torch.tensor([[1, 0, 3, 2], [3, 2, 1, 0]])  # the other end of the side along x, and along y
         for axis in (0, 1):
-            total = inward[:, axis] + inward[mate[axis], axis]
-            inward[:, axis] *= (0.75 * size[axis] / total.clamp_min(1e-9)).clamp(max=1.0)
+            total = inward[:, :, axis] + inward[:, mate[axis], axis]
+            inward[:, :, axis] *= (0.75 * size[:, :, axis] / total.clamp_min(1e-9)).clamp(max=1.0)
         old = unit * size
         new = old + torch.where(unit == 0, inward, -inward)
-        low, high = new.amin(dim=0), new.amax(dim=0)
+        low, high = new.amin(dim=1, keepdim=True), new.amax(dim=1, keepdim=True)
         return homography((new - low) / (high - low) * size, old)
 
 
 def homography(source: Tensor, target: Tensor) -> Tensor:
-    """The projective map, (3, 3) float64 with 1 in its corner, that takes four points (4, 2) to four others.
+    """The projective map, (..., 3, 3) float64 with 1 in its corner, that takes four points (..., 4, 2) to four others.
 
     >>> square = torch.tensor([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=torch.float64)
     >>> homography(square, square * 2 + 1).round().int().tolist()
     [[2, 0, 1], [0, 2, 1], [0, 0, 1]]
     """
-    x, y = source.double().unbind(dim=1)
-    u, v = target.double().unbind(dim=1)
+    x, y = source.double().unbind(dim=-1)
+    u, v = target.double().unbind(dim=-1)
     one, zero = torch.ones_like(x), torch.zeros_like(x)
-    top = torch.stack((x, y, one, zero, zero, zero, -u * x, -u * y), dim=1)
-    bottom = torch.stack((zero, zero, zero, x, y, one, -v * x, -v * y), dim=1)
-    solved = torch.linalg.solve(torch.cat((top, bottom)), torch.cat((u, v)))
-    return torch.cat((solved, solved.new_ones(1))).view(3, 3)
+    top = torch.stack((x, y, one, zero, zero, zero, -u * x, -u * y), dim=-1)
+    bottom = torch.stack((zero, zero, zero, x, y, one, -v * x, -v * y), dim=-1)
+    solved = torch.linalg.solve(torch.cat((top, bottom), dim=-2), torch.cat((u, v), dim=-1))
+    return torch.cat((solved, torch.ones_like(solved[..., :1])), dim=-1).reshape(*solved.shape[:-1], 3, 3)
 
 
 def _mask(row: Tensor, length: int, masks: int, width: int, draw: torch.Generator) -> None:
