@@ -222,6 +222,20 @@ def test_it_finds_the_share_that_is_missing_from_above_and_from_below(p0: float,
         assert penalty().exp().item() == pytest.approx(max(1 - (1 - missing) ** power, penalty.p_min), abs=0.03)
 
 
+@pytest.mark.parametrize("missing", [0.0, 0.25, 0.75])
+def test_with_a_length_it_rises_to_the_root_of_that_share(missing: float) -> None:
+    penalty = AdaptivePenalty(rate=0.5, window=1, steps=40)
+    labels = torch.tensor([[1, 2, 3, 4][: 4 - int(4 * missing)]])
+    batch = (one_hot([[1, 2, 3, 4]], 5), labels, torch.tensor([4]), torch.tensor([labels.shape[1]]))
+    share, seen = max(missing, penalty.p_min), []
+    for _ in range(80):
+        penalty.observe(*batch, batch_first=True)
+        penalty.advance()
+        seen.append(penalty().exp().item())
+    for step in (20, 30, 39, 60, 79):
+        assert seen[step] == pytest.approx(share ** (1 - min(1, step / 40) / 2), rel=1e-6), step
+
+
 def test_a_model_that_reads_nothing_gets_all_the_freedom() -> None:
     penalty = AdaptivePenalty(p0=0.1)
     for _ in range(700):
@@ -282,6 +296,7 @@ def test_nan_is_not_read() -> None:
         ({"p0": 0.01}, "p0: 0.01 is not between p_min 0.02 and p_max 0.95"),
         ({"rate": 0.0}, "rate: 0.0 is not a positive number"),
         ({"power": 0.0}, "power: 0.0 is not a positive number"),
+        ({"steps": 0}, "steps: 0 is not a positive number"),
         ({"window": math.inf}, "window: inf is not a number of steps"),
         ({"window": 0.5}, "window: 0.5 is not a number of steps"),
     ],

@@ -73,8 +73,13 @@ class AdaptivePenalty(nn.Module):
     N / r estimates how many tokens there are (what it overlooks among the labels it overlooks elsewhere too), so 1 - r U / N is the
     share d of them that the transcripts lack. The other r is for the way there: a model that reads nothing yet gets p near `p_max`,
     so that what has no label costs little and tokens are learned from those that have one; as it learns to read, r goes to 1 and p
-    falls, from above, to 1 - (1 - d)^power. With a power of 1 that is d, what p means. A larger one keeps p above d, for models
-    that learn their data by heart: those explain a lost token by a blank for nothing, by the token for -log p.
+    falls, from above, to 1 - (1 - d)^power, with a power of 1 to d, what p means.
+
+    But at p = d a model that can learn its data by heart reads blanks where a label is missing. Where a token stands, labelled in
+    the share 1 - d of such places, the log-likelihood grows by 1 - d / p as the model gets surer of it; where none stands, by 1 - p
+    as it gets surer of the blank. Both pull the right way if d < p < 1, and equally hard if p = sqrt(d). So with `steps`, the length
+    of the training, p moves from what the rule says to the root of that: its exponent falls from 1 to 1/2. (Not at once: what
+    a model reads at first is mostly wrong, and should cost something.)
 
     Something is read at a frame where the best token comes to more than `threshold` against the blank, right or wrong, and the
     same token in neighbouring frames is read once. So p itself hardly moves what is counted: where it is too low a model puts
@@ -95,8 +100,8 @@ class AdaptivePenalty(nn.Module):
         >>> round(penalty().exp().item(), 4)      # half of the tokens are missing
         0.5
 
-    Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate or power that is not positive and a window
-    under 1.
+    Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate, power or steps that are not positive
+    and a window under 1.
     """
 
     log_odds: Tensor
@@ -115,6 +120,7 @@ class AdaptivePenalty(nn.Module):
         window: float = 100.0,
         threshold: float = 0.3,
         power: float = 1.0,
+        steps: float | None = None,
         blank: int = 0,
     ) -> None:
         super().__init__()
@@ -123,13 +129,13 @@ class AdaptivePenalty(nn.Module):
                 raise ValueError(f"{name}: {value} is not a probability in (0, 1)")
         if not p_min <= p0 <= p_max:
             raise ValueError(f"p0: {p0} is not between p_min {p_min} and p_max {p_max}")
-        for name, value in (("rate", rate), ("power", power)):
+        for name, value in (("rate", rate), ("power", power), ("steps", 1.0 if steps is None else steps)):
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name}: {value} is not a positive number")
         if not (window >= 1 and math.isfinite(window)):
             raise ValueError(f"window: {window} is not a number of steps")
         self.p0, self.p_min, self.p_max, self.rate, self.window = p0, p_min, p_max, rate, window
-        self.threshold, self.power, self.blank = threshold, power, blank
+        self.threshold, self.power, self.steps, self.blank = threshold, power, steps, blank
         self.register_buffer("log_odds", torch.tensor(_log_odds(p0), dtype=torch.float64))
         self.register_buffer("counts", torch.zeros(3, dtype=torch.float64))
         self.register_buffer("upcoming", torch.zeros(3, dtype=torch.float64))
@@ -171,7 +177,10 @@ class AdaptivePenalty(nn.Module):
         self.upcoming.zero_()
         found, read, known = self.counts
         kept = found / known.clamp(min=1) * (found / torch.maximum(read, known).clamp(min=1))
-        towards = torch.logit((1 - kept**self.power).clamp(self.p_min, self.p_max)) - self.log_odds
+        p = (1 - kept**self.power).clamp(self.p_min, self.p_max)
+        if self.steps is not None:
+            p = (p ** (1 - (self.step / self.steps).clamp(max=1.0) / 2)).clamp(max=self.p_max)
+        towards = torch.logit(p) - self.log_odds
         self.log_odds += towards.clamp(-self.rate, self.rate)
         self.step += 1
 
@@ -184,8 +193,8 @@ class AdaptivePenalty(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        names = ("p0", "p_min", "p_max", "rate", "window", "threshold", "power")
-        return ", ".join(f"{name}={getattr(self, name):g}" for name in names)
+        names = ("p0", "p_min", "p_max", "rate", "window", "threshold", "power", "steps")
+        return ", ".join(f"{name}={value:g}" for name in names if (value := getattr(self, name)) is not None)
 
 
 def find_read(
