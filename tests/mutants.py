@@ -192,6 +192,13 @@ MUTANTS = [
     Mutant("adaptive: a step's counts are counted again", "penalty.py", "        self.upcoming.zero_()\n", "", PENALTY),
     Mutant("adaptive: reading nothing is reading everything", "penalty.py",
            "(at_label & is_read).sum()", "at_label.sum()", PENALTY),
+    Mutant("adaptive: it rises to 1", "penalty.py", ".clamp(max=1.0) / 2)", ".clamp(max=1.0))", PENALTY),
+    # kernels of the models
+    Mutant("depthwise: the gradient's kernel is not turned", "models/depthwise_triton.py",
+           "K * K - 1 - tap if TURNED else tap", "tap", "tests/models/test_depthwise.py"),
+    Mutant("depthwise: a row runs into the next", "models/depthwise_triton.py",
+           "inside = (row + dy >= 0) & (row + dy < H) & (column + dx >= 0) & (column + dx < W)",
+           "inside = (row + dy >= 0) & (row + dy < H)", "tests/models/test_depthwise.py"),
     # what a program relies on
     Mutant("the mean divides by no labels", "op/reduction.py", "losses / target_lengths.clamp(min=1)", "losses / target_lengths",
            "tests/test_loss_inputs.py -k 'reductions and torch'"),
