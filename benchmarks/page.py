@@ -94,7 +94,7 @@ def _main(results: Results) -> str:
     """Conditions by methods: test error, its multiple of the supervised one, and what was to be reached."""
     table, metric = results.table, results.table.metric.upper()
     used = {method for block in table.runs for method in block["methods"]}
-    methods = [m for m, spec in table.methods.items() if m in used and not spec.get("labels")]
+    methods = [m for m, spec in table.methods.items() if m in used and not (spec.get("labels") or spec.get("tried"))]
     titles = [str(table.methods[method].get("title", method)) for method in methods]
     has_grid = "best" in used
     if has_grid:
@@ -148,8 +148,10 @@ def _base(results: Results) -> str:
 
 
 def _schedules(results: Results) -> str:
-    """Dev errors of the grid, which choose, and the best of it against the self-tuned penalty, by three seeds on test."""
+    """Dev errors of the grid, which choose, and of rules that were tried; the best of the grid against the self-tuned penalty, by
+    three seeds on test."""
     table, grid = results.table, list(results.table.grid())
+    tried = {method: str(spec["title"]) for method, spec in table.methods.items() if spec.get("tried")}
     conditions = [
         c for c in table.conditions if any(c in b["conditions"] and set(grid) & set(b["methods"]) for b in table.runs)
     ]
@@ -158,9 +160,9 @@ def _schedules(results: Results) -> str:
         best = results.best(condition)
         cells = [_percent(results.errors(condition, method, "dev")[:1]) for method in grid]
         cells = [f"**{cell}**" if cell and method == best else cell for method, cell in zip(grid, cells, strict=True)]
-        own = _percent(results.errors(condition, "stc", "dev")[:1])
-        rows.append([_condition(condition), *cells, own, _verdict(results, condition, best)])
-    head = [f"dev {table.metric.upper()} %, first seed", *(_short(method) for method in grid), "self-tuned"]
+        own = [_percent(results.errors(condition, method, "dev")[:1]) for method in ("stc", *tried)]
+        rows.append([_condition(condition), *cells, *own, _verdict(results, condition, best)])
+    head = [f"dev {table.metric.upper()} %, first seed", *(_short(method) for method in grid), "self-tuned", *tried.values()]
     return _markdown([*head, "self-tuned against the best schedule, test, three seeds"], rows)
 
 
@@ -341,7 +343,7 @@ def _curves(results: Results) -> dict[str, list[tuple[float, float]]]:
     columns: dict[str, Any] = {
         str(spec.get("title", method)): lambda condition, method=method: method
         for method, spec in table.methods.items()
-        if not spec.get("labels")
+        if not (spec.get("labels") or spec.get("tried"))
     }
     if table.schedules:
         columns["STC, best schedule"] = results.best

@@ -98,7 +98,8 @@ class Table:
     """by name, options of `starseq drop`: p-drop, sample-splits, word-splits; none for full labels"""
     methods: Mapping[str, Mapping[str, Any]]
     """by name, `train` (overrides of the recipe), or `from`, a method whose run goes on: to `pseudo` (options) and a student,
-    with its `train`; to a beam search with `lm`. `labels: true` only drops labels. `title` is for the page."""
+    with its `train`; to a beam search with `lm`. `labels: true` only drops labels. `title` is for the page, which has methods that
+    were only `tried: true` beside the schedules."""
     runs: Sequence[Mapping[str, Any]]
     """blocks of conditions, methods and seeds, in the order in which they are wanted"""
     overrides: Sequence[str] = ()
@@ -202,7 +203,7 @@ class _Chain:
 
     def steps(self, method: str) -> list[Step]:
         table, spec = self.table, self.table.all_methods()[method]
-        wrong = set(spec) - {"title", "train", "from", "pseudo", "lm", "labels"}
+        wrong = set(spec) - {"title", "train", "from", "pseudo", "lm", "labels", "tried"}
         if wrong:
             raise Mistake(f"table {table.name}, method {method}: {wrong.pop()!r} is not a key of a method")
         if spec.get("labels"):

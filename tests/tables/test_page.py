@@ -159,6 +159,17 @@ def test_dev_chooses_the_schedule_and_three_seeds_judge(lines: Lines) -> None:
     assert schedules == ["0.3", "**25.0**", "26.0", "24.0", "30.6 ± 0.36 against 30.2 ± 0.20: worse"]
 
 
+def test_a_rule_that_was_tried_stands_beside_the_schedules_alone(lines: Lines) -> None:
+    tried = "  stc2: {title: power 2, tried: true, train: [criterion.name=stc, penalty.power=2]}\n"
+    lines.write_table(TABLE.replace("  stc+beam:", f"{tried}  stc+beam:").replace("[ctc, stc]", "[ctc, stc, stc2]"))
+    lines.add("0", "stc2", 70.0, train={"p": 0.9})
+    lines.add("0.3", "stc2", 80.0, dev=77.0, train={"p": 0.9})
+    rows = lines.rows()
+    assert "power 2" not in first(rows, "labels dropped; test CER %")
+    assert [row for row in rows if row[0] == "0.3"][1] == ["0.3", "", "", "", "77.0", ""]
+    assert not page.plots(page.load(lines.results, lines.tables))
+
+
 @pytest.mark.parametrize(
     ("own", "word"), [((29.0, 29.1, 29.2), "better"), ((30.2, 30.4, 30.3), "as good"), ((31.0, 31.1, 31.2), "worse")]
 )

@@ -17,7 +17,7 @@ __all__ = ["COLOURS", "curves_svg", "histograms_svg", "series_svg", "training_cu
 
 Rows = Sequence[Mapping[str, float | None]]
 
-COLOURS = ("#6e7781", "#d1242f", "#0969da", "#1a7f37", "#9a6700", "#8250df")
+COLOURS = ("#6e7781", "#d1242f", "#0969da", "#1a7f37", "#9a6700", "#8250df", "#bf3989", "#1b7c83")
 """of the runs of a page, in their order"""
 
 _TITLES = {
