@@ -162,7 +162,12 @@ def _schedules(results: Results) -> str:
         cells = [f"**{cell}**" if cell and method == best else cell for method, cell in zip(grid, cells, strict=True)]
         own = [_percent(results.errors(condition, method, "dev")[:1]) for method in ("stc", *tried)]
         rows.append([_condition(condition), *cells, *own, _verdict(results, condition, best)])
-    head = [f"dev {table.metric.upper()} %, first seed", *(_short(method) for method in grid), "self-tuned", *tried.values()]
+    head = [
+        f"dev {table.metric.upper()} %, first seed",
+        *(_short(method) for method in grid),
+        "self-tuned",
+        *tried.values(),
+    ]
     return _markdown([*head, "self-tuned against the best schedule, test, three seeds"], rows)
 
 
