@@ -151,7 +151,7 @@ def _schedules(results: Results) -> str:
     """Dev errors of the grid, which choose, and of rules that were tried; the best of the grid against the self-tuned penalty, by
     three seeds on test."""
     table, grid = results.table, list(results.table.grid())
-    tried = {method: str(spec["title"]) for method, spec in table.methods.items() if spec.get("tried")}
+    tried = {m: str(spec.get("title", m)) for m, spec in table.methods.items() if spec.get("tried")}
     conditions = [
         c for c in table.conditions if any(c in b["conditions"] and set(grid) & set(b["methods"]) for b in table.runs)
     ]

@@ -79,7 +79,7 @@ class AdaptivePenalty(nn.Module):
     the share 1 - d of such places, the log-likelihood grows by 1 - d / p as the model gets surer of it; where none stands, by 1 - p
     as it gets surer of the blank. Both pull the right way if d < p < 1, and equally hard if p = sqrt(d). So with `steps`, the
     length of the training, p moves from what the rule says to the root of that: its exponent falls from 1 to 1/2. (Not at once:
-    what a model reads at first is mostly wrong, and should cost something.)
+    what a model reads at first is mostly wrong, and should cost something.) With nothing missing p ends at the root of `p_min`.
 
     Something is read at a frame where the best token comes to more than `threshold` against the blank, right or wrong, and the
     same token in neighbouring frames is read once. So p itself hardly moves what is counted: where it is too low a model puts

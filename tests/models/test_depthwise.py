@@ -132,6 +132,17 @@ def test_shapes_that_do_not_belong_together(shape: tuple[int, ...]) -> None:
         depthwise_triton.depthwise(torch.zeros(4, 2, 5, 6), torch.zeros(shape))
 
 
+def test_one_image_alone_is_no_batch() -> None:
+    with pytest.raises(ValueError, match=r"got images \(3, 3, 6\), weight"):
+        depthwise_triton.depthwise(torch.zeros(3, 3, 6), torch.zeros(3, 1, 3, 3))
+
+
+@pytest.mark.parametrize(("image", "weight"), [(torch.int64, torch.int64), (torch.float32, torch.bfloat16)], ids=str)
+def test_types_that_do_not_belong_together(image: torch.dtype, weight: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=f"as exact as the images, or more; got images {image}, weight {weight}"):
+        depthwise_triton.depthwise(torch.zeros(1, 2, 3, 4, dtype=image), torch.zeros(2, 1, 3, 3, dtype=weight))
+
+
 def test_a_kernel_without_a_centre() -> None:
     with pytest.raises(ValueError, match="odd, so that it has a centre; got 4"):
         DepthwiseConv(3, 4)
@@ -156,6 +167,9 @@ def test_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
     layer(x.as_subclass(OnCuda))
     assert launched[1][0].dtype == torch.bfloat16
+    layer.double()(x.double().as_subclass(OnCuda))
+    assert launched[2][0].dtype == torch.float64
+    layer.float()
     monkeypatch.setattr(depthwise, "_launched", lambda: None)
     torch.testing.assert_close(layer(x.as_subclass(OnCuda)), by_torch(x, layer.weight), check_dtype=True)
 

@@ -17,6 +17,7 @@ number of the host that changes. Dropout and layer drop are drawn on the device,
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import math
 import time
@@ -169,13 +170,24 @@ def _why(error: BaseException) -> str:
 def _turns(
     runs: Mapping[str, Callable[[], object]], clock: Callable[[Callable[[], object]], float], rounds: int
 ) -> dict[str, list[float]]:
-    """What the clock says of each run in each round. Every round begins with another run."""
+    """What the clock says of each run in each round. Every round begins with another run.
+
+    Python collects its garbage between rounds only: in between it would do so every so many steps, which may always be the same
+    criterion's.
+    """
     times: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
-    for done in range(rounds):
-        first = done % len(names)
-        for name in names[first:] + names[:first]:
-            times[name].append(clock(runs[name]))
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        for done in range(rounds):
+            gc.collect()
+            first = done % len(names)
+            for name in names[first:] + names[:first]:
+                times[name].append(clock(runs[name]))
+    finally:
+        if was_on:
+            gc.enable()
     return times
 
 

@@ -15,6 +15,8 @@ __all__ = ["DepthwiseConv"]
 class DepthwiseConv(nn.Conv2d):
     """k x k within each channel, without bias, (B, C, H, W) -> (B, C, H, W); k is odd, and 0 lies around the image.
 
+    On a GPU with Triton there are no second derivatives.
+
     >>> DepthwiseConv(3, 5)(torch.zeros(2, 3, 4, 7)).shape
     torch.Size([2, 3, 4, 7])
     """
@@ -27,9 +29,8 @@ class DepthwiseConv(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         # Whoever compiles has kernels of his own.
         if not torch.compiler.is_compiling() and x.is_cuda and (launched := _launched()):
-            if torch.is_autocast_enabled(
-                "cuda"
-            ):  # as torch does with a convolution; the weights stay as exact as they are
+            # As autocast does with a convolution; but the weights stay as exact as they are.
+            if torch.is_autocast_enabled("cuda") and x.dtype != torch.float64:
                 x = x.to(torch.get_autocast_dtype("cuda"))
             return launched(x, self.weight)
         return super().forward(x)

@@ -29,10 +29,12 @@ def depthwise(x: Tensor, weight: Tensor) -> Tensor:
     if x.device != weight.device:
         raise ValueError(f"images and weights are on one device; got {x.device} and {weight.device}")
     kernel = weight.shape[-1]
-    if weight.shape != (x.shape[1], 1, kernel, kernel) or kernel % 2 == 0:
+    if x.dim() != 4 or weight.shape != (x.shape[1], 1, kernel, kernel) or kernel % 2 == 0:
         raise ValueError(
             f"a channel has K x K weights, K odd; got images {tuple(x.shape)}, weight {tuple(weight.shape)}"
         )
+    if not x.is_floating_point() or torch.promote_types(x.dtype, weight.dtype) != weight.dtype:
+        raise ValueError(f"weights are as exact as the images, or more; got images {x.dtype}, weight {weight.dtype}")
     y: Tensor = _Depthwise.apply(x, weight)
     return y
 
@@ -129,4 +131,4 @@ def _correlation(grad_ptr, x_ptr, parts_ptr, H, W, EXACT: tl.constexpr, K: tl.co
         inside = (row + dy >= 0) & (row + dy < H) & (at < size)
         inside = inside[None, :] & (column[None, :] + shift >= 0) & (column[None, :] + shift < W) & (taps[:, None] < K)
         sums += grad[None, :] * tl.load(x_ptr + at[None, :] + dy * W + shift, mask=inside, other=0.0).to(kind)
-    tl.store(parts_ptr + tl.program_id(0) * K + taps, tl.sum(sums, axis=1), mask=taps < K)
+    tl.store(parts_ptr + tl.program_id(0).to(tl.int64) * K + taps, tl.sum(sums, axis=1), mask=taps < K)
