@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.brute_force import letters
 
@@ -111,8 +111,12 @@ def cases(draw: st.DrawFn) -> tuple[torch.Tensor, list[int], list[bool], bool]:
     return logits.log_softmax(dim=1), labels, is_open, draw(st.booleans())
 
 
+SURE_END = torch.tensor([[0.7, 0.3], [0.2, 0.8], [0.5, 0.5], [0.4, 0.6], [0.0, 1.0]]).log()
+
+
 @settings(max_examples=100)
 @given(cases())
+@example((SURE_END, [1], [True, False], False))  # the last frame can only be the last label, whatever came before it
 def test_unlimited_beam_is_brute_force(case: tuple[torch.Tensor, list[int], list[bool], bool]) -> None:
     """Score, n-best order, and the confidence of what was added."""
     log_probs, labels, is_open, merge = case

@@ -394,4 +394,5 @@ def test_the_tables_of_the_repository(path: Path) -> None:
             for command in step.commands:
                 if command[0] == "train":
                     load_recipe(command[1], [part for part in command[2:] if "=" in part])
-    assert seen >= {"0.5" if path.stem == "4" else "0", "stc"}
+    assert ("0.5" if path.stem == "4" else "0") in seen
+    assert any(name.startswith("stc") for name in seen)

@@ -165,8 +165,27 @@ def future(log_probs: Any, blank: Any, labels: Any, is_open: Any, falls_to: Any,
             if l < U and p_next > 0:
                 total = _logaddexp(total, np.log(p_next) + out[t + 1, l + 1])
             if not is_open[l] and falls_to[l] >= 0:
-                total = _logaddexp(total, np.log(others) + out[t + 1, falls_to[l]])
+                total = _logaddexp(total, _after_a_fall(row, others, labels, l, is_open, falls_to, out[t + 1]))
             out[t, l] = total
+
+
+@jit
+def _after_a_fall(row: Any, others: Any, labels: Any, position: Any, is_open: Any, falls_to: Any, after: Any) -> Any:
+    """The part of `future` in which another token comes than the next label of a closed position: as `step` has it, what it falls
+    to may have that token for its own next label. after: (U+1,), of the next frame."""
+    total, at = -np.inf, position
+    while not is_open[at] and falls_to[at] >= 0:
+        at = falls_to[at]
+        is_new, above = at < labels.size, position
+        while is_new and above != at:  # else it would not have fallen so far
+            is_new = above == labels.size or labels[above] != labels[at]
+            above = falls_to[above]
+        if is_new:
+            p = np.exp(np.float64(row[labels[at]]))
+            others = max(others - p, 1e-30)
+            if p > 0:
+                total = _logaddexp(total, np.log(p) + after[at + 1])
+    return _logaddexp(total, np.log(others) + after[at]) if is_open[at] else total
 
 
 # --- the search -------------------------------------------------------------------------------------------------------
