@@ -6,7 +6,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-benchmarks/gpu}; mkdir -p "$out"
 export PYTHONPATH="src:.${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-python3 -m pytest -q -m gpu tests/test_gpu.py -p no:cacheprovider --durations=5 2>&1 | tee "$out/tests.txt" | tail -15
+python3 -m pytest -q -m gpu tests/test_gpu.py tests/models/test_models_gpu.py -p no:cacheprovider --durations=5 2>&1 | tee "$out/tests.txt" | tail -15
 python3 -m starseq.cli bench --device cuda --scaling --seconds 2 --save "$out/results.csv" --check | tee "$out/bench.txt"
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck; do

@@ -43,6 +43,14 @@ def compile_kernel(kernel, types: dict[str, str], constants: dict[str, object], 
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm["ptx"]
 
 
+def assert_not_specialised(*kernels) -> None:
+    """A `Launch` takes one version for all integers: so must the kernels."""
+    for kernel in kernels:
+        for parameter in kernel.params:
+            if not parameter.is_constexpr and not parameter.name.endswith("_ptr"):
+                assert parameter.do_not_specialize, f"{kernel.__name__}: {parameter.name}"
+
+
 @pytest.mark.parametrize(("skip", "exact"), [*itertools.product([False, True], repeat=2)])
 def test_lattice(skip: bool, exact: bool) -> None:
     scores = {"stay_ptr": "*fp64", "enter_ptr": "*fp64"}

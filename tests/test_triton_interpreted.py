@@ -6,35 +6,24 @@ The interpreter is chosen when kernels are defined, so these tests run in a proc
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from tests import brute_force
+from tests.interpreter import INSIDE, inside, outside, run_again
 
 import starseq
 from starseq.lattice import banded_torch
 from starseq.lattice.topology import Topology
 
 pytest.importorskip("triton")
-INSIDE = os.environ.get("TRITON_INTERPRET") == "1"
-inside = pytest.mark.skipif(not INSIDE, reason="run by test_in_the_interpreter, in another process")
 LOSSES = {"stc": starseq.stc_loss, "ctc": starseq.ctc_loss, "selfless_ctc": starseq.selfless_ctc_loss}
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}
 
 
-@pytest.mark.skipif(INSIDE, reason="this is that process")
+@outside
 def test_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    environment.pop("PYTEST_XDIST_WORKER", None)
-    root = Path(__file__).parent.parent
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert " passed" in done.stdout
+    run_again(__file__)
 
 
 @inside

@@ -4,49 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.brute_force import _counts
 from tests.cases import CRITERIA
+from tests.interpreter import INSIDE, outside, run_again
 
 from starseq import wfst
 from starseq.decode.align import Alignment, align, align_batch
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-BACKENDS = ("triton",) if INTERPRETED else ("torch", "numba")
+BACKENDS = ("triton",) if INSIDE else ("torch", "numba")
 HALF = math.log(0.5)
 CLOSED = -math.inf
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+@outside
 def test_triton_in_the_interpreter() -> None:
     """The interpreter is chosen when kernels are defined, so the tests of this file run again in a process of their own."""
     pytest.importorskip("triton")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-k",
-        "planted",
-        __file__,
-    ]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    environment.pop("PYTEST_XDIST_WORKER", None)
-    root = Path(__file__).parent.parent.parent
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert " passed" in done.stdout
+    run_again(__file__, "-k", "planted")
 
 
 def planted(path: list[int], V: int, seed: int = 0) -> torch.Tensor:
@@ -163,7 +141,7 @@ def readings(criterion: str, pi: tuple[int, ...], labels: list[int], penalty: li
             yield weight, [[places[j]] for j in matched], gap_of
 
 
-@pytest.mark.skipif(INTERPRETED, reason="slow there")
+@pytest.mark.skipif(INSIDE, reason="slow there")
 @pytest.mark.parametrize("backend", ["torch", "numba"])
 @pytest.mark.parametrize(("criterion", "logits", "labels", "is_open", "penalty", "matching"), small_cases())
 def test_against_brute_force_and_wfst(
@@ -230,7 +208,7 @@ def test_against_brute_force_and_wfst(
 # --- edges and bad input ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(INTERPRETED, reason="the same there")
+@pytest.mark.skipif(INSIDE, reason="the same there")
 @pytest.mark.parametrize("backend", ["torch", "numba"])
 @pytest.mark.parametrize("criterion", CRITERIA)
 def test_no_frames_and_no_labels(criterion: str, backend: str) -> None:
@@ -240,7 +218,7 @@ def test_no_frames_and_no_labels(criterion: str, backend: str) -> None:
     assert blanks.labels == blanks.spans == ()
 
 
-@pytest.mark.skipif(INTERPRETED, reason="the same there")
+@pytest.mark.skipif(INSIDE, reason="the same there")
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -269,7 +247,7 @@ def test_bad_input(arguments: dict[str, Any], sentence: str) -> None:
         align(logits, arguments.pop("labels"), arguments.pop("open", None), **arguments)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="the same there")
+@pytest.mark.skipif(INSIDE, reason="the same there")
 def test_a_batch_says_which_utterance_is_infeasible() -> None:
     with pytest.raises(ValueError, match="utterance 1: no alignment"):
         align_batch(torch.zeros(2, 3, 4), [3, 1], [[1, 2], [1, 2]])

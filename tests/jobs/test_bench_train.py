@@ -4,6 +4,7 @@ There is no GPU here: captures are replaced by what they capture, and the device
 """
 
 import functools
+import gc
 import types
 from pathlib import Path
 
@@ -75,6 +76,16 @@ def test_every_round_begins_with_another_one():
     times = bench_train._turns(runs, lambda run: run() or len(order), 4)
     assert "".join(order) == "abcbcacababc"
     assert times == {"a": [1, 6, 8, 10], "b": [2, 4, 9, 11], "c": [3, 5, 7, 12]}
+
+
+def test_garbage_waits_for_the_end_of_a_round():
+    on = []
+    bench_train._turns({"a": lambda: on.append(gc.isenabled())}, lambda run: run() or 1.0, 3)
+    assert on == [False] * 3
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        bench_train._turns({"a": lambda: 1 / 0}, lambda run: run(), 1)
+    assert gc.isenabled()
 
 
 def test_ratios_are_of_the_same_round():

@@ -5,14 +5,10 @@ The interpreter is chosen when kernels are defined, so these tests run in a proc
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.interpreter import inside, outside, run_again
 from torch import Tensor
 
 from starseq.models import depthwise
@@ -21,22 +17,13 @@ from starseq.models.depthwise import DepthwiseConv
 pytest.importorskip("triton")
 from starseq.models import depthwise_triton
 
-INSIDE = os.environ.get("TRITON_INTERPRET") == "1"
-inside = pytest.mark.skipif(not INSIDE, reason="run by test_in_the_interpreter, in another process")
-outside = pytest.mark.skipif(INSIDE, reason="the interpreter is on")
 # The interpreter cuts bfloat16 off where a GPU rounds.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 
 @outside
 def test_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    environment.pop("PYTEST_XDIST_WORKER", None)
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert " passed" in done.stdout
+    run_again(__file__)
 
 
 def images(C: int, H: int, W: int, K: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -189,8 +176,6 @@ def test_compiles_for_hopper(kernel: int, dtype: str) -> None:
 
 @outside
 def test_integers_are_not_specialised() -> None:
-    """A `Launch` takes one version for all integers: so must the kernels."""
-    for kernel in (depthwise_triton._convolution, depthwise_triton._correlation):
-        for parameter in kernel.params:
-            if not parameter.is_constexpr and not parameter.name.endswith("_ptr"):
-                assert parameter.do_not_specialize, f"{kernel.__name__}: {parameter.name}"
+    from tests.test_triton_compiles import assert_not_specialised
+
+    assert_not_specialised(depthwise_triton._convolution, depthwise_triton._correlation)

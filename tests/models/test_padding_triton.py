@@ -6,14 +6,13 @@ The interpreter is chosen when kernels are defined, so these tests run in a proc
 from __future__ import annotations
 
 import math
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from tests.interpreter import inside, outside, run_again
 from torch import Tensor
 
 from starseq import models
@@ -23,9 +22,6 @@ from starseq.models.padding import InstanceNorm
 pytest.importorskip("triton")
 from starseq.models import padding_triton
 
-INSIDE = os.environ.get("TRITON_INTERPRET") == "1"
-inside = pytest.mark.skipif(not INSIDE, reason="run by test_in_the_interpreter, in another process")
-outside = pytest.mark.skipif(INSIDE, reason="the interpreter is on")
 # The interpreter cuts bfloat16 off where a GPU rounds.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-11}
 POISON = (math.nan, math.inf, -math.inf)
@@ -33,13 +29,7 @@ POISON = (math.nan, math.inf, -math.inf)
 
 @outside
 def test_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    environment.pop("PYTEST_XDIST_WORKER", None)
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert " passed" in done.stdout
+    run_again(__file__)
 
 
 def images(C: int, H: int, W: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
@@ -259,8 +249,6 @@ def test_compiles_for_hopper(pixels: int, dtype: str) -> None:
 
 @outside
 def test_integers_are_not_specialised() -> None:
-    """A `Launch` takes one version for all integers: so must the kernels."""
-    for kernel in (padding_triton._forward, padding_triton._backward):
-        for parameter in kernel.params:
-            if not parameter.is_constexpr and not parameter.name.endswith("_ptr"):
-                assert parameter.do_not_specialize, f"{kernel.__name__}: {parameter.name}"
+    from tests.test_triton_compiles import assert_not_specialised
+
+    assert_not_specialised(padding_triton._forward, padding_triton._backward)

@@ -7,7 +7,6 @@ faster; an utterance whose numbers are too far apart for that goes through the k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +38,7 @@ from starseq.lattice.scaled_numba import padded, sum_scaled
 from starseq.op import separate
 from starseq.op.form import Form, form_of
 from starseq.op.reduction import for_each
-from starseq.op.setting import Batch, Request, Saved
+from starseq.op.setting import Batch, Request, Saved, by_utterance
 
 _MEAN, _SUM, _NONE = range(3)
 _REDUCTIONS = {"mean": _MEAN, "sum": _SUM, "none": _NONE}
@@ -52,7 +51,7 @@ def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Save
     logits, targets, input_lengths, target_lengths, log_penalty = batch
     setting, batch_first, validate, inserted, differentiable, reduction, zero_infinity = request
     form = form_of(setting.criterion, setting.matching, log_penalty is not None)
-    B, T, V = shape = _turned(logits.shape, batch_first)
+    B, T, V = shape = by_utterance(logits.shape, batch_first)
     if form is None or (T * V > _MUCH and 2 * torch.get_num_threads() > B):
         return separate.forward(batch, request)
     S = (1 + form.merging) * targets.shape[1] + 1
@@ -70,7 +69,7 @@ def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Save
     reducing = (lengths, _REDUCTIONS[reduction], zero_infinity, loss.reshape(-1))
     try:
         pieces = threads.run(
-            _forward_scaled if scaled else _forward, B, cost(shape, S), flat, *_turned(strides, batch_first), T, V,
+            _forward_scaled if scaled else _forward, B, cost(shape, S), flat, *by_utterance(strides, batch_first), T, V,
             _array(targets, np.int64), _array(input_lengths, np.int64),
             _NO_WEIGHTS if log_penalty is None else _array(log_penalty.detach(), np.float64), columns,
             setting.blank, form.merging, form.leaves_out, validate, setting.normalized, memory, insertions, *reducing,
@@ -97,13 +96,13 @@ def backward(
     logits, targets, input_lengths, target_lengths, log_penalty = batch
     for_logits = for_penalty = None
     if needs_logits:
-        B, T, V = shape = _turned(logits.shape, request.batch_first)
+        B, T, V = shape = by_utterance(logits.shape, request.batch_first)
         S = (1 + form.merging) * targets.shape[1] + 1
         for_logits = gradient_like(logits)
         (flat, *strides), (out_flat, *out_strides) = rows_of(logits), rows_of(for_logits)
         threads.run(
-            _gradient, B * T, cost(shape, S), flat, *_turned(strides, request.batch_first), out_flat,
-            *_turned(out_strides, request.batch_first), T, V, S, most_columns(S, V), _array(input_lengths, np.int64),
+            _gradient, B * T, cost(shape, S), flat, *by_utterance(strides, request.batch_first), out_flat,
+            *by_utterance(out_strides, request.batch_first), T, V, S, most_columns(S, V), _array(input_lengths, np.int64),
             _array(target_lengths, np.int64), form.merging, form.stars, request.setting.normalized,
             _array(grad.detach(), np.float64), _REDUCTIONS[request.reduction], saved.tensors[0].numpy(),
         )  # fmt: skip
@@ -117,11 +116,6 @@ def backward(
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _NO_WEIGHTS = np.empty((0, 0))
-
-
-def _turned(of_each: Sequence[int], batch_first: bool) -> Sequence[int]:
-    """Sizes or strides in the order B, T (, V)."""
-    return of_each if batch_first else (of_each[1], of_each[0], *of_each[2:])
 
 
 def _array(x: Tensor, dtype: Any) -> Any:

@@ -27,7 +27,7 @@ from starseq.lattice.launch_triton import Launch, launch_of
 from starseq.op import separate
 from starseq.op.form import Form, form_of
 from starseq.op.reduction import for_each
-from starseq.op.setting import Batch, Request, Saved, loss_dtype
+from starseq.op.setting import Batch, Request, Saved, by_utterance, loss_dtype
 
 _REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
 
@@ -37,13 +37,13 @@ def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Save
     logits, targets, input_lengths, target_lengths, log_penalty = batch
     setting, batch_first, validate, inserted, differentiable, reduction, zero_infinity = request
     form = form_of(setting.criterion, setting.matching, log_penalty is not None)
-    B, T, V = _by_utterance(logits.shape, batch_first)
+    B, T, V = by_utterance(logits.shape, batch_first)
     if form is None or B * T == 0:
         return separate.forward(batch, request)
     if validate:
         shape = torch.Size((B, T, V))
         check_values(targets, input_lengths, target_lengths, log_penalty, shape, setting.blank)
-    stride_b, stride_t, stride_v = _by_utterance(logits.stride(), batch_first)
+    stride_b, stride_t, stride_v = by_utterance(logits.stride(), batch_first)
     dtype, device = logits.dtype, logits.device
     U = targets.shape[1]
     S = 2 * U + 1 if form.merging else U + 1
@@ -75,14 +75,14 @@ def backward(
     logits, targets, input_lengths, target_lengths, log_penalty = batch
     setting, batch_first, reduction = request.setting, request.batch_first, request.reduction
     form = form_of(setting.criterion, setting.matching, log_penalty is not None)
-    B, T, V = _by_utterance(logits.shape, batch_first)
+    B, T, V = by_utterance(logits.shape, batch_first)
     if form is None or B * T == 0:
         return separate.backward(grad, batch, saved, request, needs_logits=needs_logits, needs_penalty=needs_penalty)
     for_logits = for_penalty = None
     if needs_logits:
         for_logits = torch.empty_like(logits)
-        stride_b, stride_t, stride_v = strides = _by_utterance(logits.stride(), batch_first)
-        out_b, out_t, out_v = out_strides = _by_utterance(for_logits.stride(), batch_first)
+        stride_b, stride_t, stride_v = strides = by_utterance(logits.stride(), batch_first)
+        out_b, out_t, out_v = out_strides = by_utterance(for_logits.stride(), batch_first)
         U = targets.shape[1]
         S = 2 * U + 1 if form.merging else U + 1
         launch = _gradient_plan(
@@ -98,12 +98,6 @@ def backward(
         each = for_each(grad, target_lengths, reduction)
         for_penalty = separate.penalty_gradient(each, saved.tensors[1], log_penalty)
     return for_logits, for_penalty
-
-
-def _by_utterance(of_each: Sequence[int], batch_first: bool) -> tuple[int, int, int]:
-    """Sizes or strides in the order B, T, V."""
-    first, second, last = of_each
-    return (first, second, last) if batch_first else (second, first, last)
 
 
 def _weights(log_penalty: Tensor | None, anything: Tensor) -> tuple[Tensor, Sequence[int]]:

@@ -61,3 +61,8 @@ def loss_dtype(logits: Tensor) -> torch.dtype:
 def turned(logits: Tensor, batch_first: bool) -> Tensor:
     """(B, T, V) from (T, B, V), or the other way round; with `batch_first` as they are."""
     return logits if batch_first else logits.transpose(0, 1)
+
+
+def by_utterance(of_each: Sequence[int], batch_first: bool) -> Sequence[int]:
+    """Sizes or strides of such logits in the order B, T, V: for those to whom a view is too dear."""
+    return of_each if batch_first else (of_each[1], of_each[0], *of_each[2:])
