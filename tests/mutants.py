@@ -154,6 +154,11 @@ MUTANTS = [
            "loss / max(target_lengths[b], 1)", "loss / target_lengths[b]", "tests/op/test_fused_numba.py -k reductions"),
     Mutant("numba: a penalty of NaN is let through", FUSED_NUMBA, "if not weights[b, u] <= 0:", "if weights[b, u] > 0:",
            "tests/test_loss_errors.py -k 'numba and nan'"),
+    Mutant("ahead: the loss's own gradient is left out", FUSED_NUMBA, "for_logits *= factor", "for_logits *= 1",
+           "tests/op/test_fused_numba.py -k ahead"),
+    Mutant("ahead: what is given away is kept", FUSED_NUMBA,
+           "gradient, self._gradient = self._gradient, None", "gradient = self._gradient",
+           "tests/op/test_fused_numba.py -k ahead"),
     Mutant("zero_infinity zeroes nothing", "op/reduction.py", "losses == torch.inf", "losses == -torch.inf",
            numerics("torch", "zero_infinity")),
     # without logarithms: float32

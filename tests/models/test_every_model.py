@@ -177,3 +177,15 @@ def test_bad_settings_are_named():
         small("transformer", layer_drop=1.5)
     with pytest.raises(ValueError, match="layers are more than 2"):
         small("gated_conv", layers=2)
+    with pytest.raises(ValueError, match=r"dropout is a probability below 1; got 1\.0"):
+        small("gated_conv", dropout=1.0)
+
+
+def test_gated_conv_drops_in_training_alone():
+    """And never fills padding: a padded line is read as the line alone."""
+    model, plain = small("gated_conv", dropout=0.5), small("gated_conv")
+    x, lengths = torch.rand(1, 40, HEIGHT), torch.tensor([30])
+    x[:, 30:] = 0
+    assert not torch.equal(model(x, lengths)[0], model(x, lengths)[0])
+    torch.testing.assert_close(model.eval()(x, lengths)[0], plain.eval()(x, lengths)[0])
+    torch.testing.assert_close(model(x, lengths)[0][:, :8], model(x[:, :30], lengths)[0])

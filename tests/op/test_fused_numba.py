@@ -26,6 +26,13 @@ def _apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op, "_way", lambda backend: separate)
 
 
+@pytest.fixture(params=["ahead", "later"])
+def _when(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of small batches are made with the loss, others in the backward pass."""
+    if request.param == "later":
+        monkeypatch.setattr(fused_numba, "_SMALL", 0)
+
+
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
     before = torch.get_num_threads()
@@ -52,6 +59,7 @@ def test_same_as_the_parts_one_by_one(criterion: str, dtype: torch.dtype, batch:
     assert_same(cases.run(criterion, batch, "numba", dtype), run_apart(criterion, batch, dtype), dtype)
 
 
+@pytest.mark.usefixtures("_when")
 @pytest.mark.parametrize("blank", [0, 2, 3])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("criterion", CRITERIA)
@@ -86,6 +94,7 @@ def test_scores_of_any_size(criterion: str, shift: float) -> None:
         assert_same(cases.run(criterion, batch, "numba", dtype), expected, dtype)
 
 
+@pytest.mark.usefixtures("_when")
 @pytest.mark.parametrize("criterion", CRITERIA)
 def test_bit_for_bit_on_any_number_of_threads_and_alone(criterion: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_WORTH_A_THREAD", 1)
@@ -150,10 +159,71 @@ def test_a_criterion_of_another_form_goes_part_by_part(monkeypatch: pytest.Monke
     assert_same(cases.run("stc", batch, "numba"), here)
 
 
-def test_nothing_as_large_as_the_logits_is_kept() -> None:
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_a_gradient_ahead_is_that_of_the_backward_pass(
+    criterion: str, reduction: str, batch_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the loss is multiplied by, and in a second pass as well, which finds it given away."""
+    batch = cases.random_batch(T=12, B=3, V=9, U=4)
+    logits = (batch.logits.transpose(0, 1) if batch_first else batch.logits).float().contiguous()
+    weight = torch.tensor([0.5, 2.0, -1.0]) if reduction == "none" else torch.tensor(3.0)
+
+    def gradients() -> list[torch.Tensor]:
+        x = logits.clone().requires_grad_()
+        arguments = (x, batch.targets, batch.input_lengths, batch.target_lengths)
+        loss = cases.loss_of(criterion)(*arguments, reduction=reduction, batch_first=batch_first, backend="numba")
+        weighted = [torch.ones_like(loss), weight, torch.zeros_like(loss), weight]
+        return [torch.autograd.grad(loss, x, w, retain_graph=True)[0] for w in weighted[::-1]] + list(
+            torch.autograd.grad(loss.sum(), x)
+        )
+
+    ahead = gradients()
+    monkeypatch.setattr(fused_numba, "_SMALL", 0)
+    for ours, theirs in zip(ahead, gradients(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
+
+
+def test_a_gradient_ahead_is_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It becomes the leaf's own, and what a second pass adds to that does not change what a third one finds."""
+    made = []
+
+    def gradient_like(x: torch.Tensor) -> torch.Tensor:
+        gradient = torch.empty_like(x)
+        made.append(gradient.data_ptr())
+        return gradient
+
+    monkeypatch.setattr(fused_numba, "gradient_like", gradient_like)
+    x = torch.randn(7, 2, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    loss = starseq.stc_loss(x, torch.tensor([[1, 2], [3, 3]]), (7, 6), (2, 2))
+    loss.backward(retain_graph=True)
+    assert x.grad is not None
+    assert x.grad.data_ptr() == made[0]
+    once = x.grad.clone()
+    loss.backward(retain_graph=True)
+    torch.testing.assert_close(x.grad, 2 * once)
+    torch.testing.assert_close(torch.autograd.grad(loss, x)[0], once)
+
+
+def test_no_gradient_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("a gradient is made")
+
+    monkeypatch.setattr(fused_numba, "gradient_like", never)
+    logits, penalty = torch.randn(7, 1, 5), torch.tensor(-0.5, requires_grad=True)
+    arguments = (torch.tensor([[1, 2]]), (7,), (2,))
+    starseq.stc_loss(logits, *arguments, penalty=penalty).backward()
+    with torch.no_grad():
+        starseq.stc_loss(logits.requires_grad_(), *arguments)
+
+
+def test_nothing_as_large_as_the_logits_is_kept_where_they_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_numba, "_SMALL", 1000)
     T, B, V, U = 30, 2, 500, 4
     logits = torch.randn(T, B, V, generator=torch.Generator().manual_seed(0), requires_grad=True)
     loss = starseq.stc_loss(logits, torch.full((B, U), 3), (T,) * B, (U,) * B)
+    assert isinstance(loss.grad_fn.other, Form)
     kept = [x for x in loss.grad_fn.saved_tensors if x is not None and x.data_ptr() != logits.data_ptr()]
     assert sum(x.numel() for x in kept) < 3 * B * (T + 1) * (U + 2)
 
@@ -166,7 +236,7 @@ def scaled(criterion: str, batch: cases.Batch) -> list[bool]:
     def watch(kernel: object, items: int, cost: int, *arguments: Any) -> int:
         pieces = run(kernel, items, cost, *arguments)
         if kernel is fused_numba._forward_scaled:
-            _, _, _, frames, _, targets, _, weights, count, _, merging, _, _, _, memory, *_ = arguments
+            frames, _, targets, _, weights, count, _, merging, _, _, _, memory, *_ = arguments[6:]
             states = (1 + merging) * targets.shape[1] + 1
             known, _ = fused_numba._parts.py_func(memory, items, frames, states, count, merging, weights.size > 0)
             found.extend(known.scaled.tolist())
@@ -178,6 +248,7 @@ def scaled(criterion: str, batch: cases.Batch) -> list[bool]:
     return found
 
 
+@pytest.mark.usefixtures("_when")
 @pytest.mark.parametrize("criterion", CRITERIA)
 def test_logarithms_only_where_they_are_needed(criterion: str) -> None:
     """Labels of e^-40 each: 20 of them are too far from a path of blanks alone, 8 are not."""

@@ -22,8 +22,11 @@ POOLS = (0, 2)
 """The blocks after which there is a 2 x 2 maximum."""
 
 
-def build(inputs: int, tokens: Sequence[str], *, stem: int = 33, width: float = 1.0, layers: int = 12) -> nn.Module:
+def build(
+    inputs: int, tokens: Sequence[str], *, stem: int = 33, width: float = 1.0, layers: int = 12, dropout: float = 0.0
+) -> nn.Module:
     """39M parameters; stride 4. `stem` channels are made of the image and stand beside it; `width` scales all others.
+    `dropout`, published without, is of what each block adds and of what is read at the end: for few lines.
 
     >>> model = build(32, ["<blank>", *"abc"], width=0.125)
     >>> model.stride, model(torch.zeros(1, 9, 32), torch.tensor([9]))[0].shape
@@ -31,7 +34,9 @@ def build(inputs: int, tokens: Sequence[str], *, stem: int = 33, width: float = 
     """
     if layers <= max(POOLS):
         raise ValueError(f"layers are more than {max(POOLS)}, after which the last pool comes; got {layers}")
-    return GatedConv(len(tokens), stem, width, layers)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout is a probability below 1; got {dropout}")
+    return GatedConv(len(tokens), stem, width, layers, dropout)
 
 
 class GatedConv(nn.Module):
@@ -39,7 +44,7 @@ class GatedConv(nn.Module):
 
     stride = 2 ** len(POOLS)
 
-    def __init__(self, outputs: int, stem: int, width: float, layers: int) -> None:
+    def __init__(self, outputs: int, stem: int, width: float, layers: int, dropout: float) -> None:
         super().__init__()
         self.spread, self.stem = Normed(1, stem), Normed(stem, stem, depthwise=11)
         self.blocks, self.grow = nn.ModuleList(), nn.ModuleDict()
@@ -50,6 +55,7 @@ class GatedConv(nn.Module):
                 grown = max(2, int(WIDTHS[i] * width))
                 self.grow[str(i)] = Normed(channels, grown)
                 channels = grown
+        self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(channels, outputs)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,13 +68,13 @@ class GatedConv(nn.Module):
         drawn = self.spread(x, lengths).softmax(1) * mask  # the only step that does not keep the padding 0
         x = torch.cat((standardise(self.stem(drawn, lengths), lengths, channels=True), x), 1)
         for i, block in enumerate(self.blocks):
-            x = x + block(x, lengths)
+            x = x + self.dropout(block(x, lengths))
             if str(i) in self.grow:
                 x = F.elu(self.grow[str(i)](x, lengths))
             if i in POOLS:
                 x, lengths = F.max_pool2d(x, 2), frames_after(lengths, 2)
         x = standardise(x, lengths, channels=True).mean(2).transpose(1, 2)
-        return self.output(x[:, :frames]), lengths
+        return self.output(self.dropout(x[:, :frames])), lengths
 
 
 class Normed(nn.Module):

@@ -43,11 +43,31 @@ from starseq.op.setting import Batch, Request, Saved, by_utterance
 _MEAN, _SUM, _NONE = range(3)
 _REDUCTIONS = {"mean": _MEAN, "sum": _SUM, "none": _NONE}
 _LONG = 128  # states of a merging graph: paths of blanks alone are then mostly too far from those with all labels
+_SMALL = 1_000_000  # logits of a batch: so many gradients can wait for the backward pass
 _MUCH = 1_000_000  # logits of one utterance: where so large ones are few, threads had better share their frames
+
+
+class _Ahead:
+    """The gradient of a small batch by a loss whose own is 1, made while all was in the cache. It is given away: of a second
+    backward pass nothing is known but that it is rare."""
+
+    def __init__(self, gradient: Tensor) -> None:
+        self._gradient: Tensor | None = gradient
+
+    def take(self) -> Tensor | None:
+        gradient, self._gradient = self._gradient, None
+        return gradient
 
 
 def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Saved]:
     """See starseq.op."""
+    logits = batch[0]
+    small = logits.dtype == torch.float32 and logits.numel() <= _SMALL
+    return _forward_of(batch, request, ahead=small and request.differentiable and logits.requires_grad)
+
+
+def _forward_of(batch: Batch, request: Request, *, ahead: bool) -> tuple[Tensor, Tensor | None, Saved]:
+    """With `ahead` the gradient of the logits is made as well, if that is a way to go."""
     logits, targets, input_lengths, target_lengths, log_penalty = batch
     setting, batch_first, validate, inserted, differentiable, reduction, zero_infinity = request
     form = form_of(setting.criterion, setting.matching, log_penalty is not None)
@@ -65,11 +85,14 @@ def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Save
     insertions = np.empty((B, S) if inserted else (0, 0), dtype)
     loss = np.empty(B if reduction == "none" else (), dtype)
     flat, *strides = rows_of(logits)
+    gradient = gradient_like(logits) if scaled and ahead else None
+    out_flat, *out_strides = (flat[:0], 0, 0) if gradient is None else rows_of(gradient)
     lengths = _array(target_lengths, np.int64)
     reducing = (lengths, _REDUCTIONS[reduction], zero_infinity, loss.reshape(-1))
     try:
         pieces = threads.run(
-            _forward_scaled if scaled else _forward, B, cost(shape, S), flat, *by_utterance(strides, batch_first), T, V,
+            _forward_scaled if scaled else _forward, B, cost(shape, S), flat, *by_utterance(strides, batch_first),
+            out_flat, *by_utterance(out_strides, batch_first), T, V,
             _array(targets, np.int64), _array(input_lengths, np.int64),
             _NO_WEIGHTS if log_penalty is None else _array(log_penalty.detach(), np.float64), columns,
             setting.blank, form.merging, form.leaves_out, validate, setting.normalized, memory, insertions, *reducing,
@@ -79,23 +102,31 @@ def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Save
         raise
     if pieces > 1:
         _reduce(memory[:B], *reducing)
-    saved = torch.from_numpy(memory)
-    if not inserted:
-        return torch.from_numpy(loss), None, Saved((saved,), form)
-    counts = torch.from_numpy(insertions)
-    return torch.from_numpy(loss), counts, Saved((saved, counts), form)
+    counts = torch.from_numpy(insertions) if inserted else None
+    kept = () if counts is None else (counts,)
+    if gradient is not None:
+        return torch.from_numpy(loss), counts, Saved(kept, _Ahead(gradient))
+    return torch.from_numpy(loss), counts, Saved((*kept, torch.from_numpy(memory)), form)
 
 
 def backward(
     grad: Tensor, batch: Batch, saved: Saved, request: Request, *, needs_logits: bool, needs_penalty: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """See starseq.op."""
+    for_logits = for_penalty = None
+    if isinstance(saved.other, _Ahead) and needs_logits:
+        for_logits = saved.other.take()
+        if for_logits is None:
+            saved = _forward_of(batch, request, ahead=False)[-1]
+        elif request.reduction == "none":
+            for_logits *= grad.view((-1, 1, 1) if request.batch_first else (-1, 1))
+        elif (factor := grad.item()) != 1:
+            for_logits *= factor
     form = saved.other
-    if not isinstance(form, Form):
+    if not isinstance(form, (Form, _Ahead)):
         return separate.backward(grad, batch, saved, request, needs_logits=needs_logits, needs_penalty=needs_penalty)
     logits, targets, input_lengths, target_lengths, log_penalty = batch
-    for_logits = for_penalty = None
-    if needs_logits:
+    if needs_logits and isinstance(form, Form):
         B, T, V = shape = by_utterance(logits.shape, request.batch_first)
         S = (1 + form.merging) * targets.shape[1] + 1
         for_logits = gradient_like(logits)
@@ -104,13 +135,13 @@ def backward(
             _gradient, B * T, cost(shape, S), flat, *by_utterance(strides, request.batch_first), out_flat,
             *by_utterance(out_strides, request.batch_first), T, V, S, most_columns(S, V), _array(input_lengths, np.int64),
             _array(target_lengths, np.int64), form.merging, form.stars, request.setting.normalized,
-            _array(grad.detach(), np.float64), _REDUCTIONS[request.reduction], saved.tensors[0].numpy(),
+            _array(grad.detach(), np.float64), _REDUCTIONS[request.reduction], saved.tensors[-1].numpy(),
         )  # fmt: skip
         if for_logits.dtype != logits.dtype:
             for_logits = for_logits.to(logits.dtype)
     if needs_penalty:
         each = for_each(grad, target_lengths, request.reduction)
-        for_penalty = separate.penalty_gradient(each, saved.tensors[1], log_penalty)
+        for_penalty = separate.penalty_gradient(each, saved.tensors[0], log_penalty)
     return for_logits, for_penalty
 
 
@@ -264,9 +295,10 @@ def _prepare(
 
 @jit_outer
 def _forward(
-    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any, targets: Any, lengths: Any,
-    weights: Any, count: Any, blank: Any, merging: Any, leaves_out: Any, validate: Any, normalized: Any, memory: Any,
-    insertions: Any, target_lengths: Any, reduction: Any, zero_infinity: Any, loss: Any,
+    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
+    frames: Any, vocabulary: Any, targets: Any, lengths: Any, weights: Any, count: Any, blank: Any, merging: Any,
+    leaves_out: Any, validate: Any, normalized: Any, memory: Any, insertions: Any, target_lengths: Any, reduction: Any,
+    zero_infinity: Any, loss: Any,
 ) -> None:  # fmt: skip
     """Utterances begin..end-1; the loss as well, if these are all of them."""
     known, sums = _prepare(
@@ -318,11 +350,15 @@ def _utterance(
 
 @jit_outer
 def _forward_scaled(
-    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any, targets: Any, lengths: Any,
-    weights: Any, count: Any, blank: Any, merging: Any, leaves_out: Any, validate: Any, normalized: Any, memory: Any,
-    insertions: Any, target_lengths: Any, reduction: Any, zero_infinity: Any, loss: Any,
+    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
+    frames: Any, vocabulary: Any, targets: Any, lengths: Any, weights: Any, count: Any, blank: Any, merging: Any,
+    leaves_out: Any, validate: Any, normalized: Any, memory: Any, insertions: Any, target_lengths: Any, reduction: Any,
+    zero_infinity: Any, loss: Any,
 ) -> None:  # fmt: skip
-    """As _forward, without logarithms where that is safe, which is found out by trying, unless it is unlikely."""
+    """As _forward, without logarithms where that is safe, which is found out by trying, unless it is unlikely.
+
+    out_flat: the gradient by a loss whose own is 1; if empty, that is not wanted.
+    """
     known, sums = _prepare(
         begin, end, frames, vocabulary, targets, lengths, target_lengths, weights, count, blank, merging, leaves_out, validate,
         memory,
@@ -336,6 +372,8 @@ def _forward_scaled(
     log_z, stats_of, alpha, beta = sums
     star = scores[2] if insertions.size else scores[0, :0]
     stay, enter = scores[1 if visits else 0], scores[1]
+    grad = np.empty(lengths.size)
+    _share(np.ones(lengths.size), target_lengths, reduction, grad)
     for b in range(begin, end):
         states = known.num_states[b]
         good = (not visits or states <= _LONG) and weigh_frames(
@@ -358,6 +396,11 @@ def _forward_scaled(
             )
         elif insertions.size:
             _insertions_scaled(lengths[b], states, star, alpha[b], beta[b], stats_of[2, b], rows, insertions[b])
+        if out_flat.size:
+            _gradient_of(
+                b * frames, (b + 1) * frames, flat, stride_b, stride_t, out_flat, out_stride_b, out_stride_t, frames,
+                vocabulary, count, known, lengths, normalized, grad, sums,
+            )  # fmt: skip
     if end - begin == lengths.size:
         _reduce(log_z, target_lengths, reduction, zero_infinity, loss)
 
@@ -382,9 +425,23 @@ def _gradient(
     normalized: Any, grads: Any, reduction: Any, memory: Any,
 ) -> None:  # fmt: skip
     """The gradients of rows begin..end-1 of all B * T. grads: of the loss, (B,) or (1,)."""
-    known, (log_z, stats, alpha, beta) = _parts(memory, lengths.size, frames, states, count, merging, stars)
-    columns, grad = known.columns, np.empty(lengths.size)
+    known, sums = _parts(memory, lengths.size, frames, states, count, merging, stars)
+    grad = np.empty(lengths.size)
     _share(grads, target_lengths, reduction, grad)
+    _gradient_of(
+        begin, end, flat, stride_b, stride_t, out_flat, out_stride_b, out_stride_t, frames, vocabulary, count, known, lengths,
+        normalized, grad, sums,
+    )  # fmt: skip
+
+
+@jit_outer
+def _gradient_of(
+    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
+    frames: Any, vocabulary: Any, count: Any, known: Any, lengths: Any, normalized: Any, grad: Any, sums: Any,
+) -> None:  # fmt: skip
+    """The same, of what is known and summed. grad: of each utterance's loss, (B,)."""
+    log_z, stats, alpha, beta = sums
+    columns, states = known.columns, known.columns.enter.shape[2]
     picked, by_column = np.empty((FRAMES, count), flat.dtype), np.empty((2, FRAMES, count + 1))
     terms, weights, like = np.empty((2, FRAMES, states)), np.empty((FRAMES, 2)), np.empty(0, flat.dtype)
     item = begin

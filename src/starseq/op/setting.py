@@ -43,7 +43,7 @@ class Request(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What forward leaves for backward. Nothing of size T x V.
+    """What forward leaves for backward. Nothing of the logits' size, unless that is small.
 
     tensors: all that is large. autograd frees them after the backward pass, and refuses changes to them before it.
     other: anything small.

@@ -195,7 +195,8 @@ def _percent_scale(axes: Any, lowest: float, highest: float) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(FixedLocator([0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200]))
+    marks = (1, 2, 5) if highest > 8 * lowest else (1, 1.5, 2, 3, 4, 5, 7)
+    axes.yaxis.set_major_locator(FixedLocator([mark * power for power in (0.1, 1, 10, 100) for mark in marks]))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_ylim(0.8 * lowest, 1.25 * highest)
