@@ -131,7 +131,7 @@ def one_hot(readings: list[list[int]], V: int, *, sure: float = 9.0) -> Tensor:
     return logits
 
 
-def read_slowly(logits: Tensor, lengths: Tensor, threshold: float, blank: int) -> list[list[tuple[bool, bool]]]:
+def read_slowly(logits: Tensor, lengths: Tensor, threshold: float, blank: int) -> list[list[tuple[int, bool]]]:
     """`find_read` as one would say it."""
     found = []
     for frames, length in zip(logits.tolist(), lengths.tolist(), strict=True):
@@ -140,7 +140,7 @@ def read_slowly(logits: Tensor, lengths: Tensor, threshold: float, blank: int) -
             token = max((v for v in range(len(frame)) if v != blank), key=lambda v: frame[v])
             share = math.exp(frame[token]) / (math.exp(frame[token]) + math.exp(frame[blank]))
             token = token if share > threshold and t < length else blank
-            marks.append((token != blank, token not in (blank, last)))
+            marks.append((token, token not in (blank, last)))
             last = token
         found.append(marks)
     return found
@@ -153,8 +153,8 @@ def test_reading_is_found_as_one_would_say_it(data: st.DataObject) -> None:
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 10**6)))
     logits = 2 * torch.randn(B, T, V, generator=generator)
     lengths = torch.randint(0, T + 1, (B,), generator=generator)
-    is_read, begins = find_read(logits, lengths, threshold=threshold, blank=blank)
-    assert torch.stack((is_read, begins), dim=2).tolist() == [
+    token, begins = find_read(logits, lengths, threshold=threshold, blank=blank)
+    assert torch.stack((token, begins), dim=2).tolist() == [
         [list(marks) for marks in row] for row in read_slowly(logits, lengths, threshold, blank)
     ]
 
@@ -236,8 +236,73 @@ def test_with_a_length_it_rises_to_the_root_of_that_share(missing: float) -> Non
         assert seen[step] == pytest.approx(share ** (1 - min(1, step / 40) / 2), rel=1e-6), step
 
 
-def test_a_model_that_reads_nothing_gets_all_the_freedom() -> None:
-    penalty = AdaptivePenalty(p0=0.1)
+def test_what_it_counts_by_token() -> None:
+    """Token 2 twice and once, its label once; 3 is a label that is not read; tokens are told apart modulo 1024."""
+    penalty = AdaptivePenalty(quantile=0.75)
+    logits = one_hot([[2, 2, 0, 2, 1029, 0, 0]], 1030)
+    penalty.observe(logits, torch.tensor([[2, 1029, 3, -9]]), torch.tensor([7]), torch.tensor([3]), batch_first=True)
+    read, known = penalty.upcoming[3:].view(2, 1024)
+    assert penalty.upcoming[:3].tolist() == [2, 3, 3]
+    assert {v: n for v, n in enumerate(read.tolist()) if n} == {2: 2, 5: 1}
+    assert {v: n for v, n in enumerate(known.tolist()) if n} == {2: 1, 5: 1, 3: 1}
+
+
+@pytest.mark.parametrize(
+    ("missing", "expected"),
+    [((0.1, 0.4, 0.7), 0.7), ((0.5, 0.5, 0.5), 0.5), ((0.1, 0.1, 0.1), 0.1), ((0.0, 0.0, 0.9), 0.6)],
+)
+@pytest.mark.parametrize("p0", [0.05, 0.9])
+def test_with_a_quantile_it_is_the_root_of_what_most_tokens_lack(
+    missing: tuple[float, ...], expected: float, p0: float
+) -> None:
+    generator, shares = torch.Generator().manual_seed(0), torch.tensor(missing).repeat(10)
+    penalty = AdaptivePenalty(p0=p0, rate=0.1, window=100, quantile=0.75)
+    for _ in range(200):
+        text = torch.randint(0, 30, (400,), generator=generator)
+        labels = 1 + text[torch.rand(400, generator=generator) >= shares[text]]
+        frames = torch.stack((1 + text, torch.zeros_like(text)), dim=1).reshape(-1)
+        lengths = torch.tensor([len(frames)]), torch.tensor([len(labels)])
+        penalty.observe(one_hot([frames.tolist()], 31), labels[None], *lengths, batch_first=True)
+        penalty.advance()
+    assert penalty().exp().item() == pytest.approx(expected**0.5, abs=0.03)
+
+
+def test_with_a_quantile_a_token_that_is_seldom_read_counts_as_the_others_do() -> None:
+    """One is read once and never labelled, as a misreading is: alone it says nothing."""
+    penalty = AdaptivePenalty(rate=0.5, window=1, quantile=0.9995)
+    reading = [1, 2] * 500 + [3]
+    labels = torch.tensor([[1, 2] * 250])
+    for _ in range(60):
+        batch = (one_hot([reading], 4), labels, torch.tensor([len(reading)]), torch.tensor([500]))
+        penalty.observe(*batch, batch_first=True)
+        penalty.advance()
+    assert penalty().exp().item() == pytest.approx(0.5**0.5, abs=0.02)
+
+
+def test_with_a_quantile_misreadings_are_no_missing_labels() -> None:
+    """Nothing is missing, but a third of the tokens is taken for token 1: of its readings few have a label."""
+    penalty = AdaptivePenalty(rate=0.5, window=1, quantile=0.75)
+    text = list(range(1, 31))
+    frames = [token for v in text for token in (1 if v % 3 == 0 else v, 0)]
+    batch = (one_hot([frames], 31), torch.tensor([text]), torch.tensor([60]), torch.tensor([30]))
+    for _ in range(60):
+        penalty.observe(*batch, batch_first=True)
+        penalty.advance()
+    assert penalty().exp().item() == pytest.approx(penalty.p_min**0.5, rel=1e-6)
+
+
+def test_a_batch_without_any_label_counts_what_is_read_by_token_too() -> None:
+    logits, lengths = one_hot([[1, 0, 2, 2]], 4), (torch.tensor([4]), torch.tensor([0]))
+    none, one = AdaptivePenalty(quantile=0.75), AdaptivePenalty(quantile=0.75)
+    none.observe(logits, torch.zeros(1, 0, dtype=torch.long), *lengths, batch_first=True)
+    one.observe(logits, torch.tensor([[3]]), *lengths, batch_first=True)
+    assert torch.equal(none.upcoming, one.upcoming)
+    assert none.upcoming[3:].sum() == 2
+
+
+@pytest.mark.parametrize("quantile", [None, 0.75])
+def test_a_model_that_reads_nothing_gets_all_the_freedom(quantile: float | None) -> None:
+    penalty = AdaptivePenalty(p0=0.1, quantile=quantile)
     for _ in range(700):
         penalty.observe(
             one_hot([[0, 0, 0]], 4), torch.tensor([[1]]), torch.tensor([3]), torch.tensor([1]), batch_first=True
@@ -299,6 +364,8 @@ def test_nan_is_not_read() -> None:
         ({"steps": 0}, "steps: 0 is not a positive number"),
         ({"window": math.inf}, "window: inf is not a number of steps"),
         ({"window": 0.5}, "window: 0.5 is not a number of steps"),
+        ({"quantile": 1.0}, "quantile: 1.0 is not a probability in (0, 1)"),
+        ({"quantile": 0.75, "steps": 10}, "quantile: has its own way to the root, without steps and power"),
     ],
 )
 def test_bad_arguments_of_the_adaptive_rule(arguments: dict[str, float], message: str) -> None:

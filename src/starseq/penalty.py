@@ -12,6 +12,9 @@ from starseq.arguments import Lengths, backend_for, batch_of, lengths_of, padded
 from starseq.op.separate import best_path
 from starseq.op.setting import Setting
 
+_TOKENS = 1024  # that are told apart
+_USUAL = 20  # readings that each token has beside its own, labelled as all together are
+
 
 class InsertionPenalty(nn.Module):
     r"""The published schedule of the star's weight p, as its logarithm:
@@ -81,6 +84,13 @@ class AdaptivePenalty(nn.Module):
     length of the training, p moves from what the rule says to the root of that: its exponent falls from 1 to 1/2. (Not at once:
     what a model reads at first is mostly wrong, and should cost something.) With nothing missing p ends at the root of `p_min`.
 
+    And p < d holds for single tokens that are missing more often than others: these the model unlearns. With `quantile`, shares
+    are those of each token by itself, kept_v = r^2 U_v / max(N_v, U_v), and d is what so many of the tokens that are read (a
+    quantile of 0.75: three quarters of them) lack at most; but not more than twice what is missing on the whole, for a token that
+    others are taken for seems to lack labels, too. p then moves to d^(1 - r^4 / 2): to the root as the model learns to read,
+    without `steps`. (Tokens are counted by their number modulo 1024, and as if each had been read 20 times more, labelled as all
+    together are: a rare one says nothing.)
+
     Something is read at a frame where the best token comes to more than `threshold` against the blank, right or wrong, and the
     same token in neighbouring frames is read once. So p itself hardly moves what is counted: where it is too low a model puts
     blanks beside true tokens, where it is too high it repeats them. (The expected insertions of the loss do not tell: for every p
@@ -88,7 +98,7 @@ class AdaptivePenalty(nn.Module):
 
     Call `observe` with a batch of every step, or of every few, and `advance` after every optimiser step. The counts are those of
     the last `window` steps, over all processes of `torch.distributed`; the log-odds of p move by at most `rate` a step. Nothing
-    waits for the device, and everything is in `state_dict`.
+    waits for the device, and everything is in `state_dict` (of another size with a `quantile` than without).
 
         >>> penalty = AdaptivePenalty()
         >>> round(penalty().exp().item(), 4)
@@ -100,15 +110,16 @@ class AdaptivePenalty(nn.Module):
         >>> round(penalty().exp().item(), 4)      # half of the tokens are missing
         0.5
 
-    Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate, power or steps that are not positive
-    and a window under 1.
+    Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate, power or steps that are not positive,
+    a window under 1 and a quantile together with steps or a power.
     """
 
     log_odds: Tensor
     counts: Tensor
-    """(3,): labels at which something is read, tokens read, labels; of the last steps"""
+    """(3,): labels at which something is read, tokens read, labels; of the last steps. With `quantile`, after them the tokens read
+    and the labels by token, (2 * _TOKENS,)"""
     upcoming: Tensor
-    """(3,): the same, since the last step"""
+    """the same, since the last step"""
     step: Tensor
 
     def __init__(
@@ -121,11 +132,13 @@ class AdaptivePenalty(nn.Module):
         threshold: float = 0.3,
         power: float = 1.0,
         steps: float | None = None,
+        quantile: float | None = None,
         blank: int = 0,
     ) -> None:
         super().__init__()
-        for name, value in (("p0", p0), ("p_min", p_min), ("p_max", p_max), ("threshold", threshold)):
-            if not 0 < value < 1:
+        shares = (("p0", p0), ("p_min", p_min), ("p_max", p_max), ("threshold", threshold), ("quantile", quantile))
+        for name, value in shares:
+            if value is not None and not 0 < value < 1:
                 raise ValueError(f"{name}: {value} is not a probability in (0, 1)")
         if not p_min <= p0 <= p_max:
             raise ValueError(f"p0: {p0} is not between p_min {p_min} and p_max {p_max}")
@@ -134,11 +147,14 @@ class AdaptivePenalty(nn.Module):
                 raise ValueError(f"{name}: {value} is not a positive number")
         if not (window >= 1 and math.isfinite(window)):
             raise ValueError(f"window: {window} is not a number of steps")
+        if quantile is not None and (steps is not None or power != 1):
+            raise ValueError("quantile: has its own way to the root, without steps and power")
         self.p0, self.p_min, self.p_max, self.rate, self.window = p0, p_min, p_max, rate, window
-        self.threshold, self.power, self.steps, self.blank = threshold, power, steps, blank
+        self.threshold, self.power, self.steps, self.quantile, self.blank = threshold, power, steps, quantile, blank
+        size = 3 if quantile is None else 3 + 2 * _TOKENS
         self.register_buffer("log_odds", torch.tensor(_log_odds(p0), dtype=torch.float64))
-        self.register_buffer("counts", torch.zeros(3, dtype=torch.float64))
-        self.register_buffer("upcoming", torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("counts", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("upcoming", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
     def forward(self) -> Tensor:
@@ -160,13 +176,19 @@ class AdaptivePenalty(nn.Module):
         frames = lengths_of("input_lengths", input_lengths, len(x), x.device)
         labels = lengths_of("target_lengths", target_lengths, len(x), x.device)
         targets = padded_targets(targets, labels, logits.dim() == 3, None, x.device)
-        is_read, begins = find_read(x, frames, threshold=self.threshold, blank=self.blank)
+        token, begins = find_read(x, frames, threshold=self.threshold, blank=self.blank)
         log_penalty = self().to(x.device).expand(len(x), targets.shape[1] + 1)
         setting = Setting("stc", "leftmost", self.blank, True, backend_for("auto", x.device))
         path = best_path((x, targets, frames, labels, log_penalty), setting)
         at_label = path > nn.functional.pad(path[:, :-1], (1, 0))
-        counts = ((at_label & is_read).sum(), begins.sum(), at_label.sum())
-        self.upcoming += torch.stack(counts).to(self.upcoming)
+        counts = ((at_label & (token != self.blank)).sum(), begins.sum(), at_label.sum())
+        self.upcoming[:3] += torch.stack(counts).to(self.upcoming)
+        if self.quantile is not None:
+            # A column more, for there may be no labels at all.
+            label = nn.functional.pad(targets.long(), (0, 1)).gather(1, (path.long() - 1).clamp(min=0))
+            for row, (tokens, which) in enumerate(((token, begins), (label, at_label))):
+                places = (3 + row * _TOKENS + tokens % _TOKENS).flatten().to(self.upcoming.device)
+                self.upcoming.index_add_(0, places, which.flatten().to(self.upcoming))
 
     @torch.no_grad()
     def advance(self) -> None:
@@ -175,14 +197,32 @@ class AdaptivePenalty(nn.Module):
             torch.distributed.all_reduce(self.upcoming)
         self.counts.mul_(1 - 1 / self.window).add_(self.upcoming)
         self.upcoming.zero_()
-        found, read, known = self.counts
-        kept = found / known.clamp(min=1) * (found / torch.maximum(read, known).clamp(min=1))
+        found, read, known = self.counts[:3]
+        reading = found / known.clamp(min=1)
+        kept = reading * (found / torch.maximum(read, known).clamp(min=1))
+        if self.quantile is not None:
+            of_tokens = reading**2 * self._kept(known / torch.maximum(read, known).clamp(min=1), self.quantile)
+            kept = torch.maximum(of_tokens, 1 - 2 * (1 - kept))
         p = (1 - kept**self.power).clamp(self.p_min, self.p_max)
-        if self.steps is not None:
-            p = (p ** (1 - (self.step / self.steps).clamp(max=1.0) / 2)).clamp(max=self.p_max)
+        if self.quantile is not None:
+            p = p ** (1 - reading**4 / 2)
+        elif self.steps is not None:
+            p = p ** (1 - (self.step / self.steps).clamp(max=1.0) / 2)
+        p = p.clamp(max=self.p_max)
         towards = torch.logit(p) - self.log_odds
         self.log_odds += towards.clamp(-self.rate, self.rate)
         self.step += 1
+
+    def _kept(self, usual: Tensor, quantile: float) -> Tensor:
+        """The share of a token that has a label, such that `quantile` of all that is read has as much or more."""
+        read, known = self.counts[3:].view(2, _TOKENS)
+        all_of_it = torch.maximum(read, known)
+        kept = (known + _USUAL * usual) / (all_of_it + _USUAL)
+        order = kept.argsort()
+        up_to = all_of_it[order].cumsum(0)
+        place = (up_to < (1 - quantile) * up_to[-1]).sum()
+        chosen: Tensor = kept.gather(0, order.gather(0, place[None]))  # indexing by a tensor would wait for the device
+        return chosen.squeeze(0)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AdaptivePenalty:
         """Moves to another device with the model, but not to its precision: in bfloat16 p would stand still."""
@@ -193,19 +233,19 @@ class AdaptivePenalty(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        names = ("p0", "p_min", "p_max", "rate", "window", "threshold", "power", "steps")
+        names = ("p0", "p_min", "p_max", "rate", "window", "threshold", "power", "steps", "quantile")
         return ", ".join(f"{name}={value:g}" for name in names if (value := getattr(self, name)) is not None)
 
 
 def find_read(
     logits: Tensor, input_lengths: Tensor, *, threshold: float = 0.5, blank: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Where a model reads something: the frames whose best token comes to more than `threshold` against the blank alone, (B, T);
-    and which of them begin a token: the same one in neighbouring frames is read once.
+    """What a model reads at each frame, (B, T): its best token where that comes to more than `threshold` against the blank alone,
+    else the blank; and where a token begins: the same one in neighbouring frames is read once.
 
     >>> logits = torch.tensor([[[0.0, 9.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 9.0], [9.0, 0.0, 0.0]]])
     >>> find_read(logits, torch.tensor([4]))
-    (tensor([[ True,  True,  True, False]]), tensor([[ True, False,  True, False]]))
+    (tensor([[1, 1, 2, 0]]), tensor([[ True, False,  True, False]]))
     """
     best = logits.new_full(logits.shape[:2], -math.inf)
     token = torch.full_like(best, blank, dtype=torch.int64)
@@ -217,7 +257,7 @@ def find_read(
     inside = torch.arange(logits.shape[1], device=logits.device) < input_lengths[:, None]
     is_read = inside & (best.float() - logits[..., blank].float() > _log_odds(threshold))
     token = torch.where(is_read, token, blank)
-    return is_read, is_read & (token != nn.functional.pad(token[:, :-1], (1, 0), value=blank))
+    return token, is_read & (token != nn.functional.pad(token[:, :-1], (1, 0), value=blank))
 
 
 def _log_odds(p: float) -> float:

@@ -185,6 +185,24 @@ def test_a_gradient_ahead_is_that_of_the_backward_pass(
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.usefixtures("_when")
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_no_alignment_has_no_gradient_whatever_the_loss_s_own(batch_first: bool) -> None:
+    """The root of a loss of 0 has an infinite slope, and infinity times nothing would be NaN; past the lengths as well."""
+    x = torch.randn(
+        (3, 9, 5) if batch_first else (9, 3, 5), generator=torch.Generator().manual_seed(0), requires_grad=True
+    )
+    arguments = (x, torch.tensor([[1, 2, 3, 4], [2, 2, 1, 1], [3, 0, 0, 0]]), (9, 3, 6), (4, 4, 1))
+    for reduction in ("none", "sum"):
+        losses = starseq.stc_loss(*arguments, reduction=reduction, zero_infinity=True, batch_first=batch_first)
+        own = torch.tensor([1.0, torch.inf, torch.nan]) if reduction == "none" else torch.tensor(torch.inf)
+        (grad,) = torch.autograd.grad(losses, x, own)
+        by_utterance = grad if batch_first else grad.transpose(0, 1)
+        assert not by_utterance[1].any()
+        assert not by_utterance[2, 6:].any()
+        assert not by_utterance[2, :6].isfinite().all()
+
+
 def test_a_gradient_ahead_is_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """It becomes the leaf's own, and what a second pass adds to that does not change what a third one finds."""
     made = []

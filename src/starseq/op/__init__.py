@@ -11,7 +11,8 @@ There are several ways to compute it. A way is a module with two functions, whic
     request     a Request, the same for both.
     loss        reduced as `reduction.reduce` does, () or (B,). insertions: (B, U+1), or None unless request.inserted.
                 Both have the dtype `setting.loss_dtype(logits)`.
-    saved       a Saved: tensors (they go through autograd's save_for_backward) and, on the side, any small object.
+    saved       a Saved: tensors (they go through autograd's save_for_backward) and, on the side, any small object, which backward
+                may change.
     grad        of the loss: () or (B,). Never None.
     for_logits  shaped, typed and laid out as the logits. for_penalty: (B, U+1), of log_penalty's dtype.
 

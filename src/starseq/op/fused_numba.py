@@ -1,4 +1,4 @@
-"""The operation on the CPU in one compiled pass forward and one backward.
+"""The operation on the CPU in one compiled pass forward and one backward; of a small batch, in one alone.
 
 An utterance goes through all kernels at once, so that its scores stay in the cache, and what Python would do in between is
 compiled as well. float32 probabilities are first tried without logarithms (emissions.linear_numba, lattice.scaled_numba), which is
@@ -7,6 +7,7 @@ faster; an utterance whose numbers are too far apart for that goes through the k
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,8 +49,8 @@ _MUCH = 1_000_000  # logits of one utterance: where so large ones are few, threa
 
 
 class _Ahead:
-    """The gradient of a small batch by a loss whose own is 1, made while all was in the cache. It is given away: of a second
-    backward pass nothing is known but that it is rare."""
+    """The gradient of a small batch by a loss whose own is 1, made while all was in the cache. It is given away: a second backward
+    pass, which is rare, has to compute forward again."""
 
     def __init__(self, gradient: Tensor) -> None:
         self._gradient: Tensor | None = gradient
@@ -67,7 +68,7 @@ def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Save
 
 
 def _forward_of(batch: Batch, request: Request, *, ahead: bool) -> tuple[Tensor, Tensor | None, Saved]:
-    """With `ahead` the gradient of the logits is made as well, if that is a way to go."""
+    """With `ahead` the gradient of the logits is made as well, where it is computed in float32 from probabilities."""
     logits, targets, input_lengths, target_lengths, log_penalty = batch
     setting, batch_first, validate, inserted, differentiable, reduction, zero_infinity = request
     form = form_of(setting.criterion, setting.matching, log_penalty is not None)
@@ -115,13 +116,9 @@ def backward(
     """See starseq.op."""
     for_logits = for_penalty = None
     if isinstance(saved.other, _Ahead) and needs_logits:
-        for_logits = saved.other.take()
+        for_logits = _multiplied(saved.other.take(), grad, request)
         if for_logits is None:
             saved = _forward_of(batch, request, ahead=False)[-1]
-        elif request.reduction == "none":
-            for_logits *= grad.view((-1, 1, 1) if request.batch_first else (-1, 1))
-        elif (factor := grad.item()) != 1:
-            for_logits *= factor
     form = saved.other
     if not isinstance(form, (Form, _Ahead)):
         return separate.backward(grad, batch, saved, request, needs_logits=needs_logits, needs_penalty=needs_penalty)
@@ -143,6 +140,21 @@ def backward(
         each = for_each(grad, target_lengths, request.reduction)
         for_penalty = separate.penalty_gradient(each, saved.tensors[0], log_penalty)
     return for_logits, for_penalty
+
+
+def _multiplied(gradient: Tensor | None, grad: Tensor, request: Request) -> Tensor | None:
+    """In place. Not by what is infinite or NaN: where an utterance has no gradient it has none by such a loss either."""
+    if gradient is None:
+        return None
+    if request.reduction == "none":
+        if not bool(grad.isfinite().all()):
+            return None
+        gradient *= grad.view((-1, 1, 1) if request.batch_first else (-1, 1))
+    elif (factor := grad.item()) != 1:
+        if not math.isfinite(factor):
+            return None
+        gradient *= factor
+    return gradient
 
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
