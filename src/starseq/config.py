@@ -283,9 +283,25 @@ def _features(rate: int = 16_000, bands: int = 80) -> FeatureReader:
     return FeatureReader(_audio(rate, bands))
 
 
-def _random_projective(max_shift: float = 16.0, start_step: int = 0) -> Callable[..., Tensor]:
-    moved = RandomProjective(max_shift)
-    return lambda x, *args, step, **key: moved(x, *args, step=step, **key) if step >= start_step else x
+def _random_projective(
+    max_shift: float = 16.0, start_step: int = 0, masks: int = 0, mask_width: int = 16
+) -> Callable[..., Tensor]:
+    """With `masks`, so many stretches of up to `mask_width` columns, and a tenth of the line, are blanked as well."""
+    if min(masks, mask_width) < 0:
+        raise ValueError(f"masks and mask_width are not negative; got {masks} and {mask_width}")
+    move = RandomProjective(max_shift)
+    blank_out = SpecAugment(0, 0, masks, mask_width, time_ratio=0.1, start_step=0)
+
+    def augment(x: Tensor, lengths: Tensor | Sequence[int], ids: Sequence[str], *, step: int, **key: int) -> Tensor:
+        if step < start_step:
+            return x
+        moved = move(x, lengths, ids, step=step, **key)
+        if not masks:
+            return moved
+        # Other numbers than the corners have.
+        return blank_out(moved, lengths, [f"{id} columns" for id in ids], step=step, **key)
+
+    return augment
 
 
 def _loss_settings(
