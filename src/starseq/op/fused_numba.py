@@ -312,8 +312,7 @@ def _forward(
     leaves_out: Any, validate: Any, normalized: Any, memory: Any, insertions: Any, target_lengths: Any, reduction: Any,
     zero_infinity: Any, loss: Any,
 ) -> None:  # fmt: skip
-    """Utterances begin..end-1; the loss as well, if these are all of them. The arguments are those of _forward_scaled: no gradient is
-    made here."""
+    """Utterances begin..end-1; the loss as well, if these are all of them. Arguments as _forward_scaled has them; no gradient."""
     known, sums = _prepare(
         begin, end, frames, vocabulary, targets, lengths, target_lengths, weights, count, blank, merging, leaves_out, validate,
         memory,
