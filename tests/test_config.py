@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from starseq import models
 from starseq.config import Recipe, load_recipe, recipe_names
@@ -190,24 +189,3 @@ def test_names_of_recipes() -> None:
     with pytest.raises(FileNotFoundError):
         load_recipe("nowhere/x.yaml")
     assert isinstance(load_recipe("digits"), Recipe)
-
-
-def test_stretches_of_columns_are_blanked_after_the_corners_have_moved() -> None:
-    keys = ["data.augment.max_shift=3", "data.augment.start_step=5"]
-    x, lengths, ids = torch.rand(3, 90, 64) + 0.5, [90, 70, 5], ["a", "b", "c"]
-    plain, masked = (
-        load_recipe("hooker-en", [*keys, *more]).augmentation()
-        for more in ((), ("data.augment.masks=3", "data.augment.mask_width=9"))
-    )
-    assert plain is not None
-    assert masked is not None
-    assert masked(x, lengths, ids, seed=0, epoch=0, step=4) is x
-    moved = plain(x, lengths, ids, seed=0, epoch=0, step=5)
-    both = masked(x, lengths, ids, seed=0, epoch=0, step=5)
-    blank = (both == 0).all(2) & ~(moved == 0).all(2)
-    assert 0 < blank.sum() <= 3 * (9 + 7)
-    assert torch.equal(both[~blank], moved[~blank])
-    assert torch.equal(both, masked(x, lengths, ids, seed=0, epoch=0, step=9))
-    assert not torch.equal(both, masked(x, lengths, ids, seed=0, epoch=1, step=5))
-    with pytest.raises(DataError, match=r"data\.augment: masks and mask_width are not negative; got -1 and 16"):
-        load_recipe("hooker-en", ["data.augment.masks=-1"])

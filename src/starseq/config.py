@@ -283,27 +283,6 @@ def _features(rate: int = 16_000, bands: int = 80) -> FeatureReader:
     return FeatureReader(_audio(rate, bands))
 
 
-def _random_projective(
-    max_shift: float = 16.0, start_step: int = 0, masks: int = 0, mask_width: int = 16
-) -> Callable[..., Tensor]:
-    """With `masks`, so many stretches of up to `mask_width` columns, and a tenth of the line, are blanked as well."""
-    if min(masks, mask_width) < 0:
-        raise ValueError(f"masks and mask_width are not negative; got {masks} and {mask_width}")
-    move = RandomProjective(max_shift)
-    blank_out = SpecAugment(0, 0, masks, mask_width, time_ratio=0.1, start_step=0)
-
-    def augment(x: Tensor, lengths: Tensor | Sequence[int], ids: Sequence[str], *, step: int, **key: int) -> Tensor:
-        if step < start_step:
-            return x
-        moved = move(x, lengths, ids, step=step, **key)
-        if not masks:
-            return moved
-        # Other numbers than the corners have.
-        return blank_out(moved, lengths, [f"{id} columns" for id in ids], step=step, **key)
-
-    return augment
-
-
 def _loss_settings(
     matching: Literal["leftmost", "all"] = "leftmost",
     backend: Literal["auto", "torch", "numba", "triton", "wfst"] = "auto",
@@ -329,7 +308,7 @@ def _kind(kind: str) -> _Kind:
     tables: dict[str, dict[str, Callable[..., Any]]] = {
         "penalty": {"schedule": penalty.InsertionPenalty, "adaptive": penalty.AdaptivePenalty},
         "reader": {"audio": _audio, "features": _features, "line": LineReader},
-        "augment": {"spec_augment": SpecAugment, "random_projective": _random_projective},
+        "augment": {"spec_augment": SpecAugment, "random_projective": RandomProjective},
     }
     return _Kind(lambda: sorted(tables[kind]), tables[kind].__getitem__, ("blank",) if kind == "penalty" else ())
 

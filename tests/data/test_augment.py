@@ -54,7 +54,7 @@ def batch(*widths: int, height: int = 32) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("augment", [SpecAugment(start_step=0), RandomProjective()])
+@pytest.mark.parametrize("augment", [SpecAugment(start_step=0), RandomProjective(), RandomProjective(masks=3)])
 def test_batch_order_and_padding_do_not_matter(augment):
     x = batch(120, 90, 40)
     y = augment(x, [120, 90, 40], ["a", "b", "c"], **NOW)
@@ -85,6 +85,21 @@ def test_projective_keeps_the_ink_and_the_size():
     assert moved.float().mean() > 0.95
 
 
+def test_projective_blanks_stretches_of_columns_after_the_corners_have_moved():
+    x, lengths, ids = batch(90, 70, 5) + 0.5, [90, 70, 5], ["a", "b", "c"]
+    moved = RandomProjective(3)(x, lengths, ids, **NOW)
+    both = RandomProjective(3, masks=3, mask_width=9)(x, lengths, ids, **NOW)
+    blank = (both == 0).all(2) & ~(moved == 0).all(2)
+    assert 0 < blank.sum() <= 3 * (9 + 7)  # a tenth of the line at most: 9, 7 and none
+    assert torch.equal(both[~blank], moved[~blank])
+
+
+def test_projective_starts_late():
+    x = batch(40)
+    assert RandomProjective(start_step=5)(x, [40], ["a"], seed=0, epoch=0, step=4) is x
+    assert not torch.equal(RandomProjective(start_step=5)(x, [40], ["a"], seed=0, epoch=0, step=5), x)
+
+
 def test_projective_bounds():
     draws = [generator("map", i) for i in range(300)]
     maps = RandomProjective(16)._maps([100] * 300, 32, draws)
@@ -105,10 +120,12 @@ def test_homography_takes_points_to_points():
     assert torch.allclose(p[:, :2] / p[:, 2:], b)
 
 
-@pytest.mark.parametrize("make", [lambda: SpecAugment(time_masks=-1), lambda: RandomProjective(-1.0)])
-def test_bad_settings(make):
-    with pytest.raises(ValueError, match="is not negative"):
-        make()
+@pytest.mark.parametrize(
+    ("augment", "setting"), [(SpecAugment, "time_masks"), (RandomProjective, "max_shift"), (RandomProjective, "masks")]
+)
+def test_bad_settings(augment, setting):
+    with pytest.raises(ValueError, match=f"{setting} is not negative; got -1"):
+        augment(**{setting: -1})
 
 
 @pytest.mark.gpu

@@ -70,6 +70,9 @@ class RandomProjective:
     outline's bounding box is stretched back to the image, so no ink is cut off. A side keeps at least a quarter of
     its length, so the map never folds. Background (0) comes in from outside.
 
+    For few lines: `masks` stretches of up to `mask_width` columns, and a tenth of the line, are blanked as well. Before
+    optimiser step `start_step` nothing happens.
+
     >>> augment, x = RandomProjective(), torch.rand(2, 100, 32)
     >>> y = augment(x, [100, 80], ["a", "b"], seed=0, epoch=1)
     >>> y.shape, float(y[1, 80:].abs().sum())
@@ -77,15 +80,22 @@ class RandomProjective:
     """
 
     max_shift: float = 16.0
+    start_step: int = 0
+    masks: int = 0
+    mask_width: int = 16
 
     def __post_init__(self) -> None:
-        if self.max_shift < 0:
-            raise ValueError(f"max_shift is not negative; got {self.max_shift}")
+        for name in ("max_shift", "start_step", "masks", "mask_width"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is not negative; got {getattr(self, name)}")
 
     def __call__(
         self, x: Tensor, lengths: Tensor | Sequence[int], ids: Sequence[str], *, seed: int, epoch: int, step: int = 0
     ) -> Tensor:
-        """x (B, W, H), ink-positive, columns past `lengths` (B,) background -> a new tensor of that shape."""
+        """x (B, W, H), ink-positive, columns past `lengths` (B,) background -> a new tensor of that shape; x itself before the
+        start."""
+        if step < self.start_step:
+            return x
         B, W, H = x.shape
         widths = torch.as_tensor(lengths).tolist()
         if not len(widths) == len(ids) == B:
@@ -105,7 +115,10 @@ class RandomProjective:
             x.float()[:, None], grid, mode="bilinear", padding_mode="zeros", align_corners=False
         )[:, 0]
         outside = torch.arange(W, device=x.device) >= torch.as_tensor(lengths).to(x.device)[:, None]
-        return moved.masked_fill(outside[:, :, None], 0.0).to(x.dtype)
+        moved = moved.masked_fill(outside[:, :, None], 0.0).to(x.dtype)
+        blank_out = SpecAugment(0, 0, self.masks, self.mask_width, time_ratio=0.1, start_step=0)
+        others = [f"{id} columns" for id in ids]  # other numbers than the corners have
+        return blank_out(moved, lengths, others, seed=seed, epoch=epoch, step=step) if self.masks else moved
 
     def _maps(self, widths: Sequence[int], height: int, draws: Sequence[torch.Generator]) -> Tensor:
         """(B, 3, 3) float64: the maps from a place in the new image to a place in the old one."""

@@ -46,7 +46,7 @@ class Saved(NamedTuple):
     """What forward leaves for backward. Nothing of the logits' size, unless that is small.
 
     tensors: all that is large. autograd frees them after the backward pass, and refuses changes to them before it.
-    other: anything small.
+    other: anything small, or what backward gives away.
     """
 
     tensors: Sequence[Tensor]
