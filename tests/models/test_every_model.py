@@ -186,6 +186,9 @@ def test_gated_conv_drops_in_training_alone():
     model, plain = small("gated_conv", dropout=0.5), small("gated_conv")
     x, lengths = torch.rand(1, 40, HEIGHT), torch.tensor([30])
     x[:, 30:] = 0
+    dropped = []
+    model.dropout.register_forward_hook(lambda module, inputs, output: dropped.append(module))
     assert not torch.equal(model(x, lengths)[0], model(x, lengths)[0])
+    assert len(dropped) == 2 * (SMALL["gated_conv"]["layers"] + 1)  # what each block adds, and what is read
     torch.testing.assert_close(model.eval()(x, lengths)[0], plain.eval()(x, lengths)[0])
     torch.testing.assert_close(model(x, lengths)[0][:, :8], model(x[:, :30], lengths)[0])
