@@ -203,7 +203,9 @@ MUTANTS = [
            "(at_label & (token != self.blank)).sum()", "at_label.sum()", PENALTY),
     Mutant("adaptive: the other end of the tokens", "penalty.py", "(1 - quantile) * up_to", "quantile * up_to", PENALTY),
     Mutant("adaptive: misreadings are missing labels", "penalty.py",
-           "kept = torch.maximum(of_tokens, 1 - 2 * (1 - kept))", "kept = of_tokens", PENALTY),
+           "(1 - torch.maximum(of_tokens, 1 - 2 * (1 - kept)))", "(1 - of_tokens)", PENALTY),
+    Mutant("adaptive: what is read wrong is right, too", "penalty.py",
+           "(at_label & (token == label)).sum()", "at_label.sum()", PENALTY),
     Mutant("adaptive: one misreading is a missing label", "penalty.py", "_USUAL = 20 ", "_USUAL = 1e-9 ", PENALTY),
     Mutant("adaptive: it rises to 1", "penalty.py", ".clamp(max=1.0) / 2)", ".clamp(max=1.0))", PENALTY),
     # kernels of the models

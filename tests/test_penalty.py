@@ -238,11 +238,11 @@ def test_with_a_length_it_rises_to_the_root_of_that_share(missing: float) -> Non
 
 def test_what_it_counts_by_token() -> None:
     """Token 2 twice and once, its label once; 3 is a label that is not read; tokens are told apart modulo 1024."""
-    penalty = AdaptivePenalty(quantile=0.75)
+    penalty = AdaptivePenalty(token_quantile=0.75)
     logits = one_hot([[2, 2, 0, 2, 1029, 0, 0]], 1030)
     penalty.observe(logits, torch.tensor([[2, 1029, 3, -9]]), torch.tensor([7]), torch.tensor([3]), batch_first=True)
-    read, known = penalty.upcoming[3:].view(2, 1024)
-    assert penalty.upcoming[:3].tolist() == [2, 3, 3]
+    read, known = penalty.upcoming[4:].view(2, 1024)
+    assert penalty.upcoming[:4].tolist() == [2, 3, 3, 2]
     assert {v: n for v, n in enumerate(read.tolist()) if n} == {2: 2, 5: 1}
     assert {v: n for v, n in enumerate(known.tolist()) if n} == {2: 1, 5: 1, 3: 1}
 
@@ -256,7 +256,7 @@ def test_with_a_quantile_it_is_the_root_of_what_most_tokens_lack(
     missing: tuple[float, ...], expected: float, p0: float
 ) -> None:
     generator, shares = torch.Generator().manual_seed(0), torch.tensor(missing).repeat(10)
-    penalty = AdaptivePenalty(p0=p0, rate=0.1, window=100, quantile=0.75)
+    penalty = AdaptivePenalty(p0=p0, rate=0.1, window=100, token_quantile=0.75)
     for _ in range(200):
         text = torch.randint(0, 30, (400,), generator=generator)
         labels = 1 + text[torch.rand(400, generator=generator) >= shares[text]]
@@ -269,7 +269,7 @@ def test_with_a_quantile_it_is_the_root_of_what_most_tokens_lack(
 
 def test_with_a_quantile_a_token_that_is_seldom_read_counts_as_the_others_do() -> None:
     """One is read once and never labelled, as a misreading is: alone it says nothing."""
-    penalty = AdaptivePenalty(rate=0.5, window=1, quantile=0.9995)
+    penalty = AdaptivePenalty(rate=0.5, window=1, token_quantile=0.9995)
     reading = [1, 2] * 500 + [3]
     labels = torch.tensor([[1, 2] * 250])
     for _ in range(60):
@@ -281,28 +281,44 @@ def test_with_a_quantile_a_token_that_is_seldom_read_counts_as_the_others_do() -
 
 def test_with_a_quantile_misreadings_are_no_missing_labels() -> None:
     """Nothing is missing, but a third of the tokens is taken for token 1: of its readings few have a label."""
-    penalty = AdaptivePenalty(rate=0.5, window=1, quantile=0.75)
+    penalty = AdaptivePenalty(rate=0.5, window=1, token_quantile=0.75)
     text = list(range(1, 31))
     frames = [token for v in text for token in (1 if v % 3 == 0 else v, 0)]
     batch = (one_hot([frames], 31), torch.tensor([text]), torch.tensor([60]), torch.tensor([30]))
     for _ in range(60):
         penalty.observe(*batch, batch_first=True)
         penalty.advance()
-    assert penalty().exp().item() == pytest.approx(penalty.p_min**0.5, rel=1e-6)
+    right = (2 / 3) ** 2
+    assert penalty().exp().item() == pytest.approx(penalty.p_min ** (1 - right / 2), rel=1e-6)
+
+
+@pytest.mark.parametrize("right", [0, 1, 3, 4])
+def test_with_a_quantile_it_goes_to_the_root_as_labels_are_read_right(right: int) -> None:
+    """Half of eight tokens have labels, four; something else is read in the place of some of these."""
+    penalty = AdaptivePenalty(rate=0.5, window=1, token_quantile=0.75)
+    frames = [*range(1, right + 1), *range(11, 15 - right), *range(5, 9)]
+    batch = (one_hot([frames], 15), torch.tensor([[1, 2, 3, 4]]), torch.tensor([8]), torch.tensor([4]))
+    batch[0][0, range(right, 4), range(right + 1, 5)] = 8.9  # so that the label has its place there
+    for _ in range(60):
+        penalty.observe(*batch, batch_first=True)
+        penalty.advance()
+    g = (right / 4) ** 2
+    # (A token that is read so seldom lacks what all together do, a half, nearly.)
+    assert penalty().exp().item() == pytest.approx(0.5 ** (1 - g / 2), abs=0.02)
 
 
 def test_a_batch_without_any_label_counts_what_is_read_by_token_too() -> None:
     logits, lengths = one_hot([[1, 0, 2, 2]], 4), (torch.tensor([4]), torch.tensor([0]))
-    none, one = AdaptivePenalty(quantile=0.75), AdaptivePenalty(quantile=0.75)
+    none, one = AdaptivePenalty(token_quantile=0.75), AdaptivePenalty(token_quantile=0.75)
     none.observe(logits, torch.zeros(1, 0, dtype=torch.long), *lengths, batch_first=True)
     one.observe(logits, torch.tensor([[3]]), *lengths, batch_first=True)
     assert torch.equal(none.upcoming, one.upcoming)
-    assert none.upcoming[3:].sum() == 2
+    assert none.upcoming[4:].sum() == 2
 
 
 @pytest.mark.parametrize("quantile", [None, 0.75])
 def test_a_model_that_reads_nothing_gets_all_the_freedom(quantile: float | None) -> None:
-    penalty = AdaptivePenalty(p0=0.1, quantile=quantile)
+    penalty = AdaptivePenalty(p0=0.1, token_quantile=quantile)
     for _ in range(700):
         penalty.observe(
             one_hot([[0, 0, 0]], 4), torch.tensor([[1]]), torch.tensor([3]), torch.tensor([1]), batch_first=True
@@ -364,8 +380,8 @@ def test_nan_is_not_read() -> None:
         ({"steps": 0}, "steps: 0 is not a positive number"),
         ({"window": math.inf}, "window: inf is not a number of steps"),
         ({"window": 0.5}, "window: 0.5 is not a number of steps"),
-        ({"quantile": 1.0}, "quantile: 1.0 is not a probability in (0, 1)"),
-        ({"quantile": 0.75, "steps": 10}, "quantile: has its own way to the root, without steps and power"),
+        ({"token_quantile": 1.0}, "token_quantile: 1.0 is not a probability in (0, 1)"),
+        ({"token_quantile": 0.75, "steps": 10}, "token_quantile: has its own way to the root, without steps and power"),
     ],
 )
 def test_bad_arguments_of_the_adaptive_rule(arguments: dict[str, float], message: str) -> None:

@@ -84,12 +84,15 @@ class AdaptivePenalty(nn.Module):
     length of the training, p moves from what the rule says to the root of that: its exponent falls from 1 to 1/2. (Not at once:
     what a model reads at first is mostly wrong, and should cost something.) With nothing missing p ends at the root of `p_min`.
 
-    And p < d holds for single tokens that are missing more often than others: these the model unlearns. With `quantile`, shares
-    are those of each token by itself, kept_v = r^2 U_v / max(N_v, U_v), and d is what so many of the tokens that are read (a
-    quantile of 0.75: three quarters of them) lack at most; but not more than twice what is missing on the whole, for a token that
-    others are taken for seems to lack labels, too. p then moves to d^(1 - r^4 / 2): to the root as the model learns to read,
-    without `steps`. (Tokens are counted by their number modulo 1024, and as if each had been read 20 times more, labelled as all
-    together are: a rare one says nothing.)
+    And p < d holds for single tokens that are missing more often than others: these the model unlearns. So with `token_quantile`,
+    instead of `steps`,
+
+        p = d^(1 - g) * sqrt(e)^g,    g = a^2, a the share of the labels that are read as they are
+
+    where e is what so many of the tokens that are read (0.75: three quarters of them) lack at most, each by itself: 1 - r^2 U_v /
+    max(N_v, U_v); but not more than 2 d, for a token that others are taken for seems to lack labels, too. As long as what is read
+    is mostly wrong, p is d; where it is right, the root. (Tokens are counted by their number modulo 1024, and as if each had been
+    read 20 times more, labelled as all together are: a rare one says nothing.)
 
     Something is read at a frame where the best token comes to more than `threshold` against the blank, right or wrong, and the
     same token in neighbouring frames is read once. So p itself hardly moves what is counted: where it is too low a model puts
@@ -98,7 +101,7 @@ class AdaptivePenalty(nn.Module):
 
     Call `observe` with a batch of every step, or of every few, and `advance` after every optimiser step. The counts are those of
     the last `window` steps, over all processes of `torch.distributed`; the log-odds of p move by at most `rate` a step. Nothing
-    waits for the device, and everything is in `state_dict` (of another size with a `quantile` than without).
+    waits for the device, and everything is in `state_dict` (of another size with a `token_quantile` than without).
 
         >>> penalty = AdaptivePenalty()
         >>> round(penalty().exp().item(), 4)
@@ -111,13 +114,13 @@ class AdaptivePenalty(nn.Module):
         0.5
 
     Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate, power or steps that are not positive,
-    a window under 1 and a quantile together with steps or a power.
+    a window under 1 and a token_quantile together with steps or a power.
     """
 
     log_odds: Tensor
     counts: Tensor
-    """(3,): labels at which something is read, tokens read, labels; of the last steps. With `quantile`, after them the tokens read
-    and the labels by token, (2 * _TOKENS,)"""
+    """(3,): labels at which something is read, tokens read, labels; of the last steps. With `token_quantile`, after them the labels
+    that are read as they are, (1,), and tokens read and labels by token, (2 * _TOKENS,)"""
     upcoming: Tensor
     """the same, since the last step"""
     step: Tensor
@@ -132,12 +135,12 @@ class AdaptivePenalty(nn.Module):
         threshold: float = 0.3,
         power: float = 1.0,
         steps: float | None = None,
-        quantile: float | None = None,
+        token_quantile: float | None = None,
         blank: int = 0,
     ) -> None:
         super().__init__()
-        shares = (("p0", p0), ("p_min", p_min), ("p_max", p_max), ("threshold", threshold), ("quantile", quantile))
-        for name, value in shares:
+        shares = {"p0": p0, "p_min": p_min, "p_max": p_max, "threshold": threshold, "token_quantile": token_quantile}
+        for name, value in shares.items():
             if value is not None and not 0 < value < 1:
                 raise ValueError(f"{name}: {value} is not a probability in (0, 1)")
         if not p_min <= p0 <= p_max:
@@ -147,11 +150,12 @@ class AdaptivePenalty(nn.Module):
                 raise ValueError(f"{name}: {value} is not a positive number")
         if not (window >= 1 and math.isfinite(window)):
             raise ValueError(f"window: {window} is not a number of steps")
-        if quantile is not None and (steps is not None or power != 1):
-            raise ValueError("quantile: has its own way to the root, without steps and power")
+        if token_quantile is not None and (steps is not None or power != 1):
+            raise ValueError("token_quantile: has its own way to the root, without steps and power")
         self.p0, self.p_min, self.p_max, self.rate, self.window = p0, p_min, p_max, rate, window
-        self.threshold, self.power, self.steps, self.quantile, self.blank = threshold, power, steps, quantile, blank
-        size = 3 if quantile is None else 3 + 2 * _TOKENS
+        self.threshold, self.power, self.steps, self.blank = threshold, power, steps, blank
+        self.token_quantile = token_quantile
+        size = 3 if token_quantile is None else 4 + 2 * _TOKENS
         self.register_buffer("log_odds", torch.tensor(_log_odds(p0), dtype=torch.float64))
         self.register_buffer("counts", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("upcoming", torch.zeros(size, dtype=torch.float64))
@@ -183,11 +187,12 @@ class AdaptivePenalty(nn.Module):
         at_label = path > nn.functional.pad(path[:, :-1], (1, 0))
         counts = ((at_label & (token != self.blank)).sum(), begins.sum(), at_label.sum())
         self.upcoming[:3] += torch.stack(counts).to(self.upcoming)
-        if self.quantile is not None:
+        if self.token_quantile is not None:
             # A column more, for there may be no labels at all.
             label = nn.functional.pad(targets.long(), (0, 1)).gather(1, (path.long() - 1).clamp(min=0))
+            self.upcoming[3] += (at_label & (token == label)).sum().to(self.upcoming)
             for row, (tokens, which) in enumerate(((token, begins), (label, at_label))):
-                places = (3 + row * _TOKENS + tokens % _TOKENS).flatten().to(self.upcoming.device)
+                places = (4 + row * _TOKENS + tokens % _TOKENS).flatten().to(self.upcoming.device)
                 self.upcoming.index_add_(0, places, which.flatten().to(self.upcoming))
 
     @torch.no_grad()
@@ -200,12 +205,12 @@ class AdaptivePenalty(nn.Module):
         found, read, known = self.counts[:3]
         reading = found / known.clamp(min=1)
         kept = reading * (found / torch.maximum(read, known).clamp(min=1))
-        if self.quantile is not None:
-            of_tokens = reading**2 * self._kept(known / torch.maximum(read, known).clamp(min=1), self.quantile)
-            kept = torch.maximum(of_tokens, 1 - 2 * (1 - kept))
         p = (1 - kept**self.power).clamp(self.p_min, self.p_max)
-        if self.quantile is not None:
-            p = p ** (1 - reading**4 / 2)
+        if self.token_quantile is not None:
+            of_tokens = reading**2 * self._kept(known / torch.maximum(read, known).clamp(min=1), self.token_quantile)
+            most = (1 - torch.maximum(of_tokens, 1 - 2 * (1 - kept))).clamp(self.p_min, self.p_max)
+            right = (self.counts[3] / known.clamp(min=1)) ** 2
+            p = p ** (1 - right) * most ** (right / 2)
         elif self.steps is not None:
             p = p ** (1 - (self.step / self.steps).clamp(max=1.0) / 2)
         p = p.clamp(max=self.p_max)
@@ -215,7 +220,7 @@ class AdaptivePenalty(nn.Module):
 
     def _kept(self, usual: Tensor, quantile: float) -> Tensor:
         """The share of a token that has a label, such that `quantile` of all that is read has as much or more."""
-        read, known = self.counts[3:].view(2, _TOKENS)
+        read, known = self.counts[4:].view(2, _TOKENS)
         all_of_it = torch.maximum(read, known)
         kept = (known + _USUAL * usual) / (all_of_it + _USUAL)
         order = kept.argsort()
@@ -233,7 +238,7 @@ class AdaptivePenalty(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        names = ("p0", "p_min", "p_max", "rate", "window", "threshold", "power", "steps", "quantile")
+        names = ("p0", "p_min", "p_max", "rate", "window", "threshold", "power", "steps", "token_quantile")
         return ", ".join(f"{name}={value:g}" for name in names if (value := getattr(self, name)) is not None)
 
 
