@@ -44,6 +44,28 @@ def test_ngram_by_command(text, tmp_path):
     assert 1 < value < 4  # 14 words, and the next one is known but for the end
 
 
+def test_mixing_by_command(text, tmp_path):
+    (tmp_path / "other.txt").write_text("9 8 7\n8 7 6\n7 6 5 x\n" * 9)
+    for name in ("text", "other"):
+        run("lm", "train", tmp_path / f"{name}.txt", "--order", 3, "--out", tmp_path / f"{name}.arpa")
+    models, out = [tmp_path / "text.arpa", tmp_path / "other.arpa"], tmp_path / "mix.arpa"
+    mixed = run("lm", "mix", *models, "--weights", "3,1", "--out", out)
+    assert (
+        mixed.output.splitlines()[0] == f"{out}: 11 words; n-grams 14, {mixed.output.split('14, ')[1].splitlines()[0]}"
+    )
+    assert [line.split() for line in mixed.output.splitlines()[1:]] == [
+        ["0.7500", str(models[0])],
+        ["0.2500", str(models[1])],
+    ]
+    assert run("lm", "mix", *models, "--dev", text, "--out", tmp_path / "dev.arpa.gz").exit_code == 0
+    half, best = (job.score(tmp_path / name, [text]).including_unknown for name in ("mix.arpa", "dev.arpa.gz"))
+    assert best < half < job.score(models[1], [text]).including_unknown
+    for options in ([], ["--weights", "1,1", "--dev", text]):
+        with pytest.raises(ValueError, match="either weights, or texts"):
+            run("lm", "mix", *models, "--out", tmp_path / "none.arpa", *options)
+    assert not (tmp_path / "none.arpa").exists()
+
+
 def test_characters_with_a_recipe(tmp_path):
     manifest = tmp_path / "m.jsonl"
     manifest.write_text("".join(json.dumps({"id": str(i), "path": "x", "text": "12 3"}) + "\n" for i in range(5)))

@@ -9,7 +9,9 @@ import typer
 
 from starseq.cli._app import app, numbers, progress_bar
 
-lm_app = typer.Typer(no_args_is_help=True, help="Language models from text: train them, and score text with them.")
+lm_app = typer.Typer(
+    no_args_is_help=True, help="Language models from text: train them, mix them, and score text with them."
+)
 app.add_typer(lm_app, name="lm")
 
 Texts = Annotated[
@@ -104,6 +106,31 @@ def train(
     if model.fallback:
         orders = ", ".join(map(str, model.fallback))
         typer.echo(f"starseq: too few n-grams to tell the discounts of order {orders}: 0.5 1 1.5 instead", err=True)
+
+
+@lm_app.command("mix")
+def mix(
+    lms: Annotated[list[Path], typer.Argument(metavar="LM...", help="ARPA files, plain or .gz.")],
+    out: Annotated[Path, typer.Option(help="lm.arpa or lm.arpa.gz.")],
+    weights: Annotated[
+        str | None, typer.Option(metavar="W,W,...", help="One for each.", show_default="the best for --dev")
+    ] = None,
+    dev: Annotated[list[Path] | None, typer.Option(help="Text that the mixture is to make likely.")] = None,
+    unit: UnitOption = None,
+    recipe: RecipeOption = None,
+) -> None:
+    """Mix n-gram models, such as one of much text and one of the right kind of text.
+
+    Every n-gram of any of them has the weighted mean of its probabilities.
+    """
+    from starseq.jobs import lm as job
+
+    used, normaliser = job.text_settings(recipe, unit)
+    shares = None if weights is None else numbers(weights, "--weights")
+    mixture = job.mix_ngrams(lms, out, weights=shares, dev=dev or (), unit=used, normaliser=normaliser)
+    typer.echo(f"{out}: {mixture.words:,} words; n-grams {', '.join(f'{count:,}' for count in mixture.counts)}")
+    for path, weight in zip(lms, mixture.weights, strict=True):
+        typer.echo(f"{weight:.4f}  {path}")
 
 
 @lm_app.command("score")

@@ -24,6 +24,7 @@ from starseq.data.seeds import generator
 from starseq.lm import Scorer, scorers
 from starseq.lm.counts import SPECIALS, Numbered, number
 from starseq.lm.estimate import Estimate, estimate
+from starseq.lm.mix import Mixture, mix
 from starseq.lm.ngram import NGram, Perplexity
 from starseq.lm.records import Room
 from starseq.lm.text import literal, read_texts, tokens_of
@@ -34,7 +35,7 @@ from starseq.text.vocabulary import SPACE, Vocabulary
 from starseq.train.checkpoint import load_checkpoint, save_checkpoint, writing
 from starseq.train.schedule import rate_factor
 
-__all__ = ["Neural", "NeuralResult", "memory_of", "score", "text_settings", "train_neural", "train_ngram"]
+__all__ = ["Neural", "NeuralResult", "memory_of", "mix_ngrams", "score", "text_settings", "train_neural", "train_ngram"]
 
 Paths = Sequence[str | os.PathLike[str]]
 
@@ -94,6 +95,22 @@ def train_ngram(
         map(split, sentences), target, order=order, prune=prune, vocabulary=words, vocabulary_size=vocabulary_size,
         memory=memory, progress=lambda done, total: report(150 + 850 * done // (total or 1), 1000),
     )  # fmt: skip
+
+
+def mix_ngrams(
+    sources: Paths,
+    target: str | os.PathLike[str],
+    *,
+    weights: Sequence[float] | None = None,
+    dev: Paths = (),
+    unit: Unit = "word",
+    normaliser: Normaliser | None = None,
+) -> Mixture:
+    """An ARPA file of others (see `starseq.lm.mix.mix`), with `weights`, or those that make the texts `dev` likeliest."""
+    if (weights is None) == (not dev):
+        raise DataError("a mixture has either weights, or texts to find them by")
+    sentences = map(tokens_of(unit), read_texts(dev, normaliser=normaliser)) if dev else None
+    return mix(sources, target, weights=weights, sentences=sentences)
 
 
 def score(

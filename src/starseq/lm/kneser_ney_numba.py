@@ -12,7 +12,7 @@ import numpy as np
 
 from starseq.lm.records_numba import bits_at, jit, same_start
 
-__all__ = ["BEGIN", "END", "MARK", "UNKNOWN", "adjust", "pack", "sum_contexts", "turn"]
+__all__ = ["BEGIN", "END", "MARK", "UNKNOWN", "adjust", "pack", "pack_rows", "sum_contexts", "turn"]
 
 UNKNOWN, BEGIN, END = 0, 1, 2
 """The first three words: <unk>, <s> and </s>."""
@@ -34,6 +34,15 @@ def put(row: Any, start: int, count: int, value: Any) -> None:
         row[word + 1] |= value << np.uint64(64 - over)
     else:
         row[word] |= value << np.uint64(-over)
+
+
+@jit
+def pack_rows(rows: Any, bits: int, out: Any) -> None:
+    """The keys of n-grams (N, n) into `out` (N, W), which is 0."""
+    last = rows.shape[1] - 1
+    for i in range(len(rows)):
+        for k in range(last + 1):
+            put(out[i], k * bits, bits, np.uint64(rows[i, last - k]))
 
 
 @jit

@@ -153,6 +153,19 @@ class NGram:
         ends = np.cumsum(lengths)
         return [log_p[end - length + 1 : end] for end, length in zip(ends.tolist(), lengths, strict=True)]
 
+    def numbers(self, words: Iterable[str]) -> list[int]:
+        """Those of words, or of <unk>."""
+        return [self._numbers.get(word, self._unknown) for word in words]
+
+    def log_p_last(self, grams: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(N,) log p of the last of each row of words (N, n), by their numbers, after the others."""
+        if grams.shape[1] == 1:
+            return self._unigrams[grams[:, 0], 0].astype(np.float64) * _LOG_10
+        begins = np.zeros(grams.shape, np.bool_)
+        begins[:, 0] = True
+        log_p = self._log_p(grams.reshape(-1), begins.reshape(-1))
+        return log_p[grams.shape[1] - 1 :: grams.shape[1]]
+
     def score(self, texts: Sequence[str]) -> Tensor:
         """(N,) float32: log P of each text, the end of the sentence included."""
         sentences = (self._split(self._normalise(text)) for text in texts)
