@@ -98,7 +98,8 @@ class Table:
     """by name, options of `starseq drop`: p-drop, sample-splits, word-splits; none for full labels"""
     methods: Mapping[str, Mapping[str, Any]]
     """by name, `train` (overrides of the recipe), or `from`, a method whose run goes on: to `pseudo` (options) and a student,
-    with its `train`; to a beam search with `lm`. `labels: true` only drops labels. `title` is for the page, which has methods that
+    with its `train`; to a beam search with `lm`. Pseudo-labels from a method with `lm` are read with that language model.
+    `labels: true` only drops labels. `title` is for the page, which has methods that
     were only `tried: true` beside the schedules."""
     runs: Sequence[Mapping[str, Any]]
     """blocks of conditions, methods and seeds, in the order in which they are wanted"""
@@ -213,6 +214,7 @@ class _Chain:
             return [*before, *self._beam(before, spec["lm"])]
         manifest = None
         if "pseudo" in spec:
+            before = [step for step in before if step.stage != "beam"]
             partial = [self._drop()] if self.condition != FULL else []
             pseudo = self._pseudo(before, partial, spec["pseudo"])
             before, manifest = [*before, *partial, pseudo], Path(pseudo.makes[0]).name
@@ -272,7 +274,9 @@ class _Chain:
     def _pseudo(self, before: Sequence[Step], partial: Sequence[Step], options: Sequence[str]) -> Step:
         manifest = partial[0].makes[0] if partial else f"{self.corpus}/manifest.jsonl"
         out = f"{self.corpus}/pseudo-{{key}}.jsonl"
-        command = ["pseudo", _last_run(before), manifest, "--out", out, *map(str, options)]
+        tuned = [step for step in before if step.stage == "tune" and step.run == _last_run(before)]
+        lm = [part for step in tuned for part in _option(step.commands[0], "--lm")]
+        command = ["pseudo", _last_run(before), manifest, "--out", out, *lm, *map(str, options)]
         return self._step("pseudo", [command], [out], before)
 
     def _evaluate(self, stage: str, train: Step, before: Sequence[Step], *options: str) -> Step:
@@ -282,9 +286,10 @@ class _Chain:
     def _beam(self, before: Sequence[Step], lm: Mapping[str, Any]) -> list[Step]:
         """A language model of `text`, made with `options`; weights tuned on dev; the search. `text: pseudo` is the training
         rows as the run's pseudo-labels complete them (a teacher makes some for this), so that nothing is used that was
-        dropped; else it is a file under the folder of data. `lexicon: true` holds letters to the model's words, `search` are
+        dropped; else it is a file under the folder of data. `mix` is another model, likewise, with the `recipe` whose texts it is
+        of; how much of it is best for the texts of dev. `lexicon: true` holds letters to the model's words, `search` are
         options of the search, `rescore` those of a Transformer on the same text that reorders the n best."""
-        wrong = set(lm) - {"text", "options", "pseudo", "lexicon", "search", "rescore"}
+        wrong = set(lm) - {"text", "options", "pseudo", "mix", "lexicon", "search", "rescore"}
         if wrong:
             raise Mistake(f"table {self.table.name}: {wrong.pop()!r} is not a key of `lm`")
         run, made, text = _last_run(before), list[Step](), f"data/{lm['text']}"
@@ -304,6 +309,9 @@ class _Chain:
             "lm", [*select, [*train, "--out", "lm/{key}.arpa", *options]], ["lm/{key}.arpa", "lm/{key}.words"], before
         )
         made.append(ngram)
+        if "mix" in lm:
+            made += self._mixed(ngram, lm["mix"])
+            ngram = made[-1]
         use = ["--lm", ngram.makes[0], *(["--lexicon", ngram.makes[1]] if lm.get("lexicon") else []), *search]
         if rescore:
             neural = [*select, [*train, "--neural", "--out", "lm/{key}", *rescore]]
@@ -312,6 +320,16 @@ class _Chain:
         tune = self._step("tune", [["tune", run, *use]], [f"{run}/tuned.json"], before)
         trained = next(step for step in reversed(before) if step.stage == "train")
         return [*made, tune, self._evaluate("beam", trained, [*before, tune], *use)]
+
+    def _mixed(self, ngram: Step, other: Mapping[str, Any]) -> list[Step]:
+        """Another n-gram model, and the mixture."""
+        arpa, words = "lm/{key}.arpa", "lm/{key}.words"
+        train = ["lm", "train", f"data/{other['text']}", "--recipe", other["recipe"], "--out", arpa]
+        second = self._step("lm", [[*train, *map(str, other.get("options", ()))]], [arpa, words], [])
+        dev = "lm/{key}.dev.jsonl"
+        filtered = ["manifest", "filter", f"{self.corpus}/manifest.jsonl", dev, "--where", "split=dev"]
+        mix = ["lm", "mix", ngram.makes[0], second.makes[0], "--dev", dev, "--recipe", self.table.recipe, "--out", arpa]
+        return [second, self._step("lm", [filtered, mix], [arpa, words], [])]
 
     def _step(
         self, stage: str, commands: Sequence[Sequence[str]], makes: Sequence[str], before: Sequence[Step]
@@ -324,6 +342,11 @@ class _Chain:
             key, stage, tuple(tuple(part.replace("{key}", key) for part in command) for command in commands),
             tuple(part.replace("{key}", key) for part in makes), f"{self.table.corpus}/{number}/{stage}",
         )  # fmt: skip
+
+
+def _option(command: Sequence[str], name: str) -> list[str]:
+    """An option of a command with its value; nothing where it is not there."""
+    return list(command[command.index(name) :][:2]) if name in command else []
 
 
 def _last_run(steps: Sequence[Step]) -> str:

@@ -95,6 +95,38 @@ def test_cells_in_the_tables_order_and_what_they_share_once(place: Place) -> Non
     assert len(place.commands()) == before
 
 
+def test_pseudo_labels_are_read_with_the_language_model_of_the_method_they_are_from(place: Place) -> None:
+    """The first ones, without one, are what it learns from, mixed with books; the student's own learns from the second ones."""
+    (place.data / "books").mkdir()
+    (place.data / "books" / "text.txt").write_text("one\n")
+    lm = "{text: pseudo, mix: {text: books/text.txt, recipe: letters, options: [--order, 4]}}"
+    methods = (
+        f"a: {{from: stc, lm: {lm}}}",
+        "b: {from: a, pseudo: [--kind, plain], train: []}",
+        f"c: {{from: b, lm: {lm}}}",
+    )
+    with_them = TABLE.replace("  labels: {", "".join(f"  {method}\n" for method in methods) + "  labels: {")
+    place.table.write_text(with_them.replace("[stc+pseudo, stc+beam, labels]", "[c]"))
+    assert place.run("--cell", "0.4/c/0") == 0
+    assert place.names() == ["0.4/c/0"]
+    first, second = place.commands("pseudo")
+    teacher, student = (c[c.index("--out") + 1] for c in place.commands("train"))
+    own, books, mix, again, mixed = (c for c in place.commands("lm") if c[0] == "lm")
+    arpa = [c[c.index("--out") + 1] for c in (own, books, mix, again, mixed)]
+    assert "--lm" not in first
+    assert books[2:] == ["data/books/text.txt", "--recipe", "letters", "--out", arpa[1], "--order", "4"]
+    assert mix[:4] == ["lm", "mix", arpa[0], arpa[1]]
+    assert mixed[:4] == ["lm", "mix", arpa[3], arpa[1]]
+    tuned = [(c[1], c[c.index("--lm") + 1]) for c in place.commands("tune")]
+    assert tuned == [(teacher, arpa[2]), (student, arpa[4])]
+    assert second[:5] == ["pseudo", teacher, first[2], "--out", second[4]]
+    assert second[5:9] == ["--lm", arpa[2], "--kind", "plain"]
+    # The beam search of the teacher is not needed for that.
+    assert [c[1] for c in place.commands("evaluate")] == [teacher, student, student]
+    filtered = [c for c in place.commands("manifest") if c[1] == "filter"]
+    assert [c[2] for c in filtered if c[-1] == "split=train"] == [first[4], second[4]]
+
+
 def test_a_line_holds_what_the_page_says(place: Place) -> None:
     place.run("--jobs", "3")
     lines = {f"{line['condition']}/{line['method']}": line for line in work.read_lines(place.results)}
