@@ -214,9 +214,13 @@ class _Chain:
             return [*before, *self._beam(before, spec["lm"])]
         manifest = None
         if "pseudo" in spec:
-            before = [step for step in before if step.stage != "beam"]
+            # Of the beam search only what pseudo-labels need: the language model and, unless they are given, its weights.
+            less = {"beam", "tune"} if "--alpha" in spec["pseudo"] else {"beam"}
+            before = [step for step in before if step.stage not in less]
             partial = [self._drop()] if self.condition != FULL else []
-            pseudo = self._pseudo(before, partial, spec["pseudo"])
+            with_lm = "lm" in table.all_methods()[spec["from"]]
+            lm = [["--lm", step.makes[0]] for step in before if step.stage == "lm"][-1] if with_lm else []
+            pseudo = self._pseudo(before, partial, [*lm, *spec["pseudo"]])
             before, manifest = [*before, *partial, pseudo], Path(pseudo.makes[0]).name
         train = self._train(spec["train"], manifest, before)
         return [*before, train, self._evaluate("greedy", train, before)]
@@ -274,9 +278,7 @@ class _Chain:
     def _pseudo(self, before: Sequence[Step], partial: Sequence[Step], options: Sequence[str]) -> Step:
         manifest = partial[0].makes[0] if partial else f"{self.corpus}/manifest.jsonl"
         out = f"{self.corpus}/pseudo-{{key}}.jsonl"
-        tuned = [step for step in before if step.stage == "tune" and step.run == _last_run(before)]
-        lm = [part for step in tuned for part in _option(step.commands[0], "--lm")]
-        command = ["pseudo", _last_run(before), manifest, "--out", out, *lm, *map(str, options)]
+        command = ["pseudo", _last_run(before), manifest, "--out", out, *map(str, options)]
         return self._step("pseudo", [command], [out], before)
 
     def _evaluate(self, stage: str, train: Step, before: Sequence[Step], *options: str) -> Step:
@@ -342,11 +344,6 @@ class _Chain:
             key, stage, tuple(tuple(part.replace("{key}", key) for part in command) for command in commands),
             tuple(part.replace("{key}", key) for part in makes), f"{self.table.corpus}/{number}/{stage}",
         )  # fmt: skip
-
-
-def _option(command: Sequence[str], name: str) -> list[str]:
-    """An option of a command with its value; nothing where it is not there."""
-    return list(command[command.index(name) :][:2]) if name in command else []
 
 
 def _last_run(steps: Sequence[Step]) -> str:

@@ -95,14 +95,16 @@ def test_cells_in_the_tables_order_and_what_they_share_once(place: Place) -> Non
     assert len(place.commands()) == before
 
 
-def test_pseudo_labels_are_read_with_the_language_model_of_the_method_they_are_from(place: Place) -> None:
+@pytest.mark.parametrize("given", [False, True])
+def test_pseudo_labels_are_read_with_the_language_model_of_the_method_they_are_from(place: Place, given: bool) -> None:
     """The first ones, without one, are what it learns from, mixed with books; the student's own learns from the second ones."""
     (place.data / "books").mkdir()
     (place.data / "books" / "text.txt").write_text("one\n")
     lm = "{text: pseudo, mix: {text: books/text.txt, recipe: letters, options: [--order, 4]}}"
+    weights = ", --alpha, 0.5, --beta, 1" if given else ""
     methods = (
         f"a: {{from: stc, lm: {lm}}}",
-        "b: {from: a, pseudo: [--kind, plain], train: []}",
+        f"b: {{from: a, pseudo: [--kind, plain{weights}], train: []}}",
         f"c: {{from: b, lm: {lm}}}",
     )
     with_them = TABLE.replace("  labels: {", "".join(f"  {method}\n" for method in methods) + "  labels: {")
@@ -118,7 +120,7 @@ def test_pseudo_labels_are_read_with_the_language_model_of_the_method_they_are_f
     assert mix[:4] == ["lm", "mix", arpa[0], arpa[1]]
     assert mixed[:4] == ["lm", "mix", arpa[3], arpa[1]]
     tuned = [(c[1], c[c.index("--lm") + 1]) for c in place.commands("tune")]
-    assert tuned == [(teacher, arpa[2]), (student, arpa[4])]
+    assert tuned == [(teacher, arpa[2]), (student, arpa[4])][given:]  # weights that are given need no tuning
     assert second[:5] == ["pseudo", teacher, first[2], "--out", second[4]]
     assert second[5:9] == ["--lm", arpa[2], "--kind", "plain"]
     # The beam search of the teacher is not needed for that.

@@ -126,7 +126,10 @@ def _shares(weights: Sequence[float], models: int) -> tuple[float, ...]:
 def _grams(source: str | os.PathLike[str]) -> tuple[tuple[str, ...], list[Rows]]:
     """The words of a model, and its n-grams of each order."""
     with ArpaReader(source) as reader:
-        sections = [np.concatenate([p.words.astype(np.int32) for p in pieces]) for _, pieces in reader.sections()]
+        sections = [
+            np.concatenate([np.empty((0, n), np.int32), *(piece.words.astype(np.int32) for piece in pieces)])
+            for n, pieces in reader.sections()
+        ]
         return reader.words, sections
 
 

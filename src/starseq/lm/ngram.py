@@ -160,7 +160,8 @@ class NGram:
     def log_p_last(self, grams: NDArray[np.int64]) -> NDArray[np.float64]:
         """(N,) log p of the last of each row of words (N, n), by their numbers, after the others."""
         if grams.shape[1] == 1:
-            return self._unigrams[grams[:, 0], 0].astype(np.float64) * _LOG_10
+            alone: NDArray[np.float64] = self._unigrams[grams[:, 0], 0].astype(np.float64) * _LOG_10
+            return alone
         begins = np.zeros(grams.shape, np.bool_)
         begins[:, 0] = True
         log_p = self._log_p(grams.reshape(-1), begins.reshape(-1))
