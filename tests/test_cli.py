@@ -124,6 +124,25 @@ def test_version_and_help(command: Command) -> None:
         assert "Usage: starseq" in done.out
 
 
+def test_no_option_has_its_own_name_in_capitals_for_its_value() -> None:
+    """typer 0.27 takes that for the option's name: --RECIPE."""
+    import click
+    import typer
+
+    from starseq.cli import app
+
+    def options(command: click.Command, name: str) -> list[tuple[str, click.Parameter]]:
+        mine = [(name, parameter) for parameter in command.params if parameter.param_type_name == "option"]
+        below = getattr(command, "commands", {}).items()
+        return mine + [found for verb, child in below for found in options(child, f"{name} {verb}")]
+
+    found = options(typer.main.get_command(app), "starseq")
+    assert len(found) > 100
+    for name, option in found:
+        value = getattr(option, "metavar", None)
+        assert value is None or value.lower() != option.name, f"{name}: {option.opts}"
+
+
 def test_as_a_module_it_warns_of_nothing() -> None:
     run = [sys.executable, "-W", "error", "-m", "starseq.cli", "--version"]
     assert subprocess.run(run, capture_output=True, text=True, check=True).stderr == ""
