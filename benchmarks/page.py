@@ -151,7 +151,8 @@ def _schedules(results: Results) -> str:
     """Dev errors of the grid, which choose, and of rules that were tried; the best of the grid against the self-tuned penalty, by
     three seeds on test."""
     table, grid = results.table, list(results.table.grid())
-    tried = {m: str(spec.get("title", m)) for m, spec in table.methods.items() if spec.get("tried")}
+    rules = _rules(table)
+    tried = [method for method in rules if table.methods[method].get("tried")]
     conditions = [
         c for c in table.conditions if any(c in b["conditions"] and set(grid) & set(b["methods"]) for b in table.runs)
     ]
@@ -161,24 +162,34 @@ def _schedules(results: Results) -> str:
         cells = [_percent(results.errors(condition, method, "dev")[:1]) for method in grid]
         cells = [f"**{cell}**" if cell and method == best else cell for method, cell in zip(grid, cells, strict=True)]
         own = [_percent(results.errors(condition, method, "dev")[:1]) for method in ("stc", *tried)]
-        rows.append([_condition(condition), *cells, *own, _verdict(results, condition, best)])
+        verdicts = [_verdict(results, condition, best, method, title) for method, title in rules.items()]
+        rows.append([_condition(condition), *cells, *own, "; ".join(filter(None, verdicts))])
     head = [
         f"dev {table.metric.upper()} %, first seed",
         *(_short(method) for method in grid),
         "self-tuned",
-        *tried.values(),
+        *(rules[method] for method in tried),
     ]
     return _markdown([*head, "self-tuned against the best schedule, test, three seeds"], rows)
 
 
-def _verdict(results: Results, condition: str, best: str | None) -> str:
-    own, other = results.errors(condition, "stc"), results.errors(condition, best)
+def _rules(table: Table) -> dict[str, str]:
+    """The methods in which the penalty tunes itself, with their titles."""
+    return {
+        method: str(spec.get("title", method)).removeprefix("STC ")
+        for method, spec in table.methods.items()
+        if "from" not in spec and "criterion.name=stc" in spec.get("train", ())
+    }
+
+
+def _verdict(results: Results, condition: str, best: str | None, method: str, title: str) -> str:
+    own, other = results.errors(condition, method), results.errors(condition, best)
     if len(own) < 3 or len(other) < 3:
         return ""
     spread = max(statistics.stdev(own), statistics.stdev(other))
     ahead = statistics.fmean(other) - statistics.fmean(own)
     word = "better" if ahead > spread else "as good" if ahead >= -spread else "worse"
-    return f"{_percent(own)} against {_percent(other)}: {word}"
+    return f"{title} {_percent(own)} against {_percent(other)}: {word}"
 
 
 def _pseudo(results: Results, methods: Sequence[str]) -> str:
@@ -317,19 +328,26 @@ def _plots_of(results: Results) -> dict[str, tuple[str, Any]]:
         metric = f"test {table.metric.upper()}, %"
         title = f"{table.corpus}: error against the share of labels that was dropped"
         found[f"table{table.name}-error.svg"] = (title, lambda: series_svg(curves, x="pDrop", y=metric, log=True))
-    learned = [
-        (rate, statistics.fmean(known))
-        for (condition, method), lines in results.cells.items()
-        if method == "stc" and (rate := results.rate(condition)) is not None
-        if (known := [line["train"]["p"] for line in lines if line["train"]["p"] is not None])
-    ]
-    if len(learned) > 1:
+    learned = {
+        title: sorted(
+            (rate, statistics.fmean(known))
+            for (condition, tuned), lines in results.cells.items()
+            if tuned == method and (rate := results.rate(condition)) is not None
+            if (known := [line["train"]["p"] for line in lines if line["train"]["p"] is not None])
+        )
+        for method, title in _rules(table).items()
+        if not table.methods[method].get("tried")
+    }
+    learned = {title: points for title, points in learned.items() if len(points) > 1}
+    if learned:
         name, title = (
             f"table{table.name}-p.svg",
             f"{table.corpus}: the weight p that was learned against the true share",
         )
-        points = {f"{table.corpus}, self-tuned": learned}
-        found[name] = (title, lambda: series_svg(points, x="pDrop", y="p at the end of training", diagonal="p = pDrop"))
+        found[name] = (
+            title,
+            lambda: series_svg(learned, x="pDrop", y="p at the end of training", diagonal="p = pDrop"),
+        )
     kept = {
         _condition(condition) if results.rate(condition) is None else f"pDrop {condition}": lines[0]["labels"][
             "histogram"

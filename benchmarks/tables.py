@@ -28,6 +28,7 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -362,6 +363,10 @@ def _run(args: argparse.Namespace) -> int:
     if wrong:
         raise Mistake(f"--stages: {wrong[0]!r} is none of {', '.join(STAGES)}")
     tables = [Table.load(name) for name in args.tables]
+    program, *words = shlex.split(args.starseq)
+    found = shutil.which(program)
+    if found is None:
+        raise Mistake(f"--starseq: {program!r} is not a program that can be found")
     work, cores = Work(args.work), os.cpu_count() or 1
     with work.locked():
         if args.unpack:
@@ -374,7 +379,7 @@ def _run(args: argparse.Namespace) -> int:
                         print("\n".join(f"starseq {shlex.join(command)}" for command in step.commands))
             return 0
         runner = Runner(
-            work, args.results, args.data, shlex.split(args.starseq), args.jobs, args.device,
+            work, args.results, args.data, [os.path.abspath(found), *words], args.jobs, args.device,
             args.machine or f"{os.uname().machine}, {cores} cores", args.commit or _commit(), args.minutes, stages,
             max(1, cores // args.jobs), args.free,
         )  # fmt: skip

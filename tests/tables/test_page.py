@@ -156,7 +156,7 @@ def test_dev_chooses_the_schedule_and_three_seeds_judge(lines: Lines) -> None:
     rows = lines.rows()
     assert first(rows, "0.3")[2] == "30.2 ± 0.20, 1.51 x (.03 to .1)"
     schedules = [row for row in rows if row[0] == "0.3"][1]
-    assert schedules == ["0.3", "**25.0**", "26.0", "24.0", "30.6 ± 0.36 against 30.2 ± 0.20: worse"]
+    assert schedules == ["0.3", "**25.0**", "26.0", "24.0", "self-tuned 30.6 ± 0.36 against 30.2 ± 0.20: worse"]
 
 
 def test_a_rule_that_was_tried_stands_beside_the_schedules_alone(lines: Lines) -> None:

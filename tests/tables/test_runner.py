@@ -129,6 +129,11 @@ def test_pseudo_labels_are_read_with_the_language_model_of_the_method_they_are_f
     assert [c[2] for c in filtered if c[-1] == "split=train"] == [first[4], second[4]]
 
 
+def test_a_command_that_is_not_there_is_one_sentence(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert place.run("--starseq", "no/such/starseq") != 0
+    assert "--starseq: 'no/such/starseq' is not a program that can be found" in capsys.readouterr().err
+
+
 def test_a_line_holds_what_the_page_says(place: Place) -> None:
     place.run("--jobs", "3")
     lines = {f"{line['condition']}/{line['method']}": line for line in work.read_lines(place.results)}
