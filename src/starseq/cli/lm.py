@@ -23,7 +23,8 @@ UnitOption = Annotated[
     typer.Option(help="What a token is; the space is <space>.", show_default="that of --recipe, or word"),
 ]
 RecipeOption = Annotated[
-    str | None, typer.Option(help="Normalise the text as this recipe, YAML file or run folder does.", metavar="NAME|PATH")
+    str | None,
+    typer.Option(help="Normalise the text as this recipe, YAML file or run folder does.", metavar="NAME|PATH"),
 ]
 
 
