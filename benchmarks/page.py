@@ -178,7 +178,7 @@ def _rules(table: Table) -> dict[str, str]:
     return {
         method: str(spec.get("title", method)).removeprefix("STC ")
         for method, spec in table.methods.items()
-        if "from" not in spec and "criterion.name=stc" in spec.get("train", ())
+        if "from" not in spec and "penalty.name=adaptive" in spec.get("train", ())
     }
 
 
@@ -199,19 +199,20 @@ def _pseudo(results: Results, methods: Sequence[str]) -> str:
         for method in methods:
             for line in results.cells.get((condition, method), [])[:1]:
                 found = line["pseudo"]
-                kind = next(c for m in line["made"] if m["stage"] == "pseudo" for c in m["commands"]).split("--kind ")[
-                    1
-                ]
+                last = [c for m in line["made"] if m["stage"] == "pseudo" for c in m["commands"]][-1]
+                kind = last.split("--kind ")[1].split()[0] + (", with a language model" if "--lm " in last else "")
+                teacher = str(results.table.methods[method]["from"])
                 before, after = (found["errors"].get(name, {}).get(metric) for name in ("partial", "pseudo"))
                 lost = found["rows"].get("failed", 0)
                 rows.append([
-                    _condition(condition), kind.split()[0], _number(before), _number(after), f"{lost:,}",
+                    _condition(condition), kind, teacher, _number(before), _number(after), f"{lost:,}",
                     *(_percent(results.errors(condition, method, split)[:1]) for split in ("dev", "test")),
                 ])  # fmt: skip
     name = metric.upper()
     head = [
         "labels dropped",
         "pseudo-labels",
+        "of",
         f"{name} % of the partial labels",
         f"{name} % of the pseudo-labels",
         "rows lost",

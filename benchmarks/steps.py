@@ -99,8 +99,8 @@ class Table:
     methods: Mapping[str, Mapping[str, Any]]
     """by name, `train` (overrides of the recipe), or `from`, a method whose run goes on: to `pseudo` (options) and a student,
     with its `train`; to a beam search with `lm`. Pseudo-labels from a method with `lm` are read with that language model.
-    `labels: true` only drops labels. `title` is for the page, which has methods that
-    were only `tried: true` beside the schedules."""
+    `labels: true` only drops labels. `title` is for the page, which has rules that
+    were only `tried: true` beside the schedules, and leaves out what else was."""
     runs: Sequence[Mapping[str, Any]]
     """blocks of conditions, methods and seeds, in the order in which they are wanted"""
     overrides: Sequence[str] = ()
@@ -214,16 +214,27 @@ class _Chain:
             return [*before, *self._beam(before, spec["lm"])]
         manifest = None
         if "pseudo" in spec:
-            # Of the beam search only what pseudo-labels need: the language model and, unless they are given, its weights.
-            less = {"beam", "tune"} if "--alpha" in spec["pseudo"] else {"beam"}
-            before = [step for step in before if step.stage not in less]
+            before, lm = self._to_read_with(spec["from"], before, spec["pseudo"])
             partial = [self._drop()] if self.condition != FULL else []
-            with_lm = "lm" in table.all_methods()[spec["from"]]
-            lm = [["--lm", step.makes[0]] for step in before if step.stage == "lm"][-1] if with_lm else []
             pseudo = self._pseudo(before, partial, [*lm, *spec["pseudo"]])
             before, manifest = [*before, *partial, pseudo], Path(pseudo.makes[0]).name
         train = self._train(spec["train"], manifest, before)
         return [*before, train, self._evaluate("greedy", train, before)]
+
+    def _to_read_with(
+        self, method: str, before: Sequence[Step], options: Sequence[str]
+    ) -> tuple[list[Step], list[str]]:
+        """The steps of a method that pseudo-labels need, and options that say which language model to read with: that of the
+        method's beam search, if it has one; whose evaluation is not needed, nor its tuning where both weights are given."""
+        lm = self.table.all_methods()[method].get("lm")
+        if lm is None:
+            return list(before), []
+        if "rescore" in lm or "lexicon" in lm:
+            raise Mistake(f"table {self.table.name}: pseudo-labels of {method} would need its `rescore` or `lexicon`")
+        less = {"beam", "tune"} if {"--alpha", "--beta"} <= set(options) else {"beam"}
+        trained = max(i for i, step in enumerate(before) if step.stage == "train")
+        kept = [step for i, step in enumerate(before) if i < trained or step.stage not in less]
+        return kept, ["--lm", next(step.makes[0] for step in reversed(kept) if step.stage == "lm")]
 
     @property
     def corpus(self) -> str:
@@ -288,8 +299,8 @@ class _Chain:
     def _beam(self, before: Sequence[Step], lm: Mapping[str, Any]) -> list[Step]:
         """A language model of `text`, made with `options`; weights tuned on dev; the search. `text: pseudo` is the training
         rows as the run's pseudo-labels complete them (a teacher makes some for this), so that nothing is used that was
-        dropped; else it is a file under the folder of data. `mix` is another model, likewise, with the `recipe` whose texts it is
-        of; how much of it is best for the texts of dev. `lexicon: true` holds letters to the model's words, `search` are
+        dropped; else it is a file under the folder of data. `mix` is another model, of such a file, normalised as `recipe`
+        does; how much of it, the texts of dev decide. `lexicon: true` holds letters to the model's words, `search` are
         options of the search, `rescore` those of a Transformer on the same text that reorders the n best."""
         wrong = set(lm) - {"text", "options", "pseudo", "mix", "lexicon", "search", "rescore"}
         if wrong:
@@ -324,7 +335,9 @@ class _Chain:
         return [*made, tune, self._evaluate("beam", trained, [*before, tune], *use)]
 
     def _mixed(self, ngram: Step, other: Mapping[str, Any]) -> list[Step]:
-        """Another n-gram model, and the mixture."""
+        """Another n-gram model, of a file under the folder of data, and the mixture."""
+        if not {"text", "recipe"} <= set(other) <= {"text", "recipe", "options"}:
+            raise Mistake(f"table {self.table.name}: `mix` has text, recipe and maybe options; got {', '.join(other)}")
         arpa, words = "lm/{key}.arpa", "lm/{key}.words"
         train = ["lm", "train", f"data/{other['text']}", "--recipe", other["recipe"], "--out", arpa]
         second = self._step("lm", [[*train, *map(str, other.get("options", ()))]], [arpa, words], [])

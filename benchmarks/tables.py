@@ -363,7 +363,7 @@ def _run(args: argparse.Namespace) -> int:
     if wrong:
         raise Mistake(f"--stages: {wrong[0]!r} is none of {', '.join(STAGES)}")
     tables = [Table.load(name) for name in args.tables]
-    program, *words = shlex.split(args.starseq)
+    program, *words = shlex.split(args.starseq) or [""]
     found = shutil.which(program)
     if found is None:
         raise Mistake(f"--starseq: {program!r} is not a program that can be found")

@@ -45,6 +45,7 @@ LATTICE_TORCH, LATTICE_NUMBA = "lattice/banded_torch.py", "lattice/banded_numba.
 FUSED_NUMBA, LINEAR_NUMBA, SCALED_NUMBA = "op/fused_numba.py", "emissions/linear_numba.py", "lattice/scaled_numba.py"
 TORCH, NUMBA, SINGLE = vectors("torch-float64"), vectors("numba-float64"), vectors("numba-float32")
 PENALTY = "tests/test_penalty.py"
+MIX = "tests/lm/test_mix.py"
 BEHAVIOUR, LADDER = "tests/test_loss_behaviour.py", "tests/test_loss_ladder.py"
 
 MUTANTS = [
@@ -208,6 +209,14 @@ MUTANTS = [
            "(at_label & (token == label)).sum()", "at_label.sum()", PENALTY),
     Mutant("adaptive: one misreading is a missing label", "penalty.py", "_USUAL = 20 ", "_USUAL = 1e-9 ", PENALTY),
     Mutant("adaptive: it rises to 1", "penalty.py", ".clamp(max=1.0) / 2)", ".clamp(max=1.0))", PENALTY),
+    # language models
+    Mutant("mix: a word alone before the last", "lm/ngram.py",
+           "        begins[:, 0] = True\n        log_p = self", "        begins[:, -2] = True\n        log_p = self", MIX),
+    Mutant("mix: backoffs of one", "lm/mix.py",
+           "np.clip(left, 0.0, None) / np.clip(left_below, 1e-9, None)", "np.clip(left, 1.0, 1.0)", MIX),
+    Mutant("mix: an order by itself", "lm/mix.py",
+           "parts = [orders[n - 1], longer[:, :-1], longer[:, 1:]]", "parts = [orders[n - 1]]", MIX),
+    Mutant("mix: <s> is predicted", "lm/mix.py", "rows[rows[:, -1] != begin]", "rows", MIX),
     # kernels of the models
     Mutant("depthwise: the gradient's kernel is not turned", "models/depthwise_triton.py",
            "K * K - 1 - tap if TURNED else tap", "tap", "tests/models/test_depthwise.py"),

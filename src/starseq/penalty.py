@@ -89,10 +89,10 @@ class AdaptivePenalty(nn.Module):
 
         p = d^(1 - g) * sqrt(e)^g,    g = a^2, a the share of the labels that are read as they are
 
-    where e is what so many of the tokens that are read (0.75: three quarters of them) lack at most, each by itself: 1 - r^2 U_v /
-    max(N_v, U_v); but not more than 2 d, for a token that others are taken for seems to lack labels, too. As long as what is read
-    is mostly wrong, p is d; where it is right, the root. (Tokens are counted by their number modulo 1024, and as if each had been
-    read 20 times more, labelled as all together are: a rare one says nothing.)
+    where d is what the rule above says, and e what so many of the tokens that are read (0.75: three quarters of them) lack at most,
+    each by itself: 1 - r^2 U_v / max(N_v, U_v); but not more than 2 d, for a token that others are taken for seems to lack labels,
+    too. As long as what is read is mostly wrong, p is d; where it is right, the root. (Tokens are counted by their number modulo
+    1024, and as if each had been read 20 times more, labelled as all together are: a rare one says nothing.)
 
     Something is read at a frame where the best token comes to more than `threshold` against the blank, right or wrong, and the
     same token in neighbouring frames is read once. So p itself hardly moves what is counted: where it is too low a model puts

@@ -18,8 +18,18 @@ def p_of(model, context, word):
     if word not in model:
         return 0.0
     state = tuple(model.numbers(context))[-max(1, model.order - 1) :]
-    words = (*state, *model.numbers([word])) if model.order > 1 else tuple(model.numbers([word]))
-    return math.exp(model.log_p_last(np.array([words]))[0])
+    if state and model.order > 1:
+        return math.exp(model.step(state, word)[0])
+    # `step` gives nothing for the first word of a state, so a unigram is asked for after one that is never seen before it.
+    return 10 ** float(model.unigrams_by_hand[word])
+
+
+def load(file):
+    """A model, with its unigrams as they stand in the file."""
+    model = NGram.load(file)
+    section = file.read_text().split("\\1-grams:\n")[1].split("\n\n")[0]
+    model.unigrams_by_hand = {line.split("\t")[1]: line.split("\t")[0] for line in section.splitlines()}
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +46,7 @@ def sources(tmp_path_factory):
 @pytest.mark.parametrize("weights", [(0.2, 0.5, 0.3), (1, 0, 0), (0, 0, 1)])
 def test_every_ngram_has_the_weighted_mean_and_everything_sums_to_one(sources, tmp_path, weights):
     found = mix(sources, tmp_path / "mix.arpa", weights=weights)
-    models, mixed = [NGram.load(file) for file in sources], NGram.load(tmp_path / "mix.arpa")
+    models, mixed = [load(file) for file in sources], load(tmp_path / "mix.arpa")
     assert mixed.order == 4
     assert found.counts[0] == len(mixed) == found.words + 3
     predicted = [word for word in mixed.words if word != "<s>"]
@@ -67,7 +77,7 @@ def test_any_two_models_make_one(tmp_path_factory, data):
         estimate(drawn, folder / f"{name}.arpa", order=data.draw(st.integers(2, 4)))
     weight = data.draw(st.floats(0.01, 0.99))
     mix([folder / "one.arpa", folder / "two.arpa"], folder / "mix.arpa", weights=(weight, 1 - weight))
-    mixed = NGram.load(folder / "mix.arpa")
+    mixed = load(folder / "mix.arpa")
     words = [word for word in mixed.words if word != "<s>"]
     for context in itertools.product([w for w in mixed.words if w != "</s>"], repeat=2):
         assert sum(p_of(mixed, context, word) for word in words) == pytest.approx(1, abs=1e-3)
@@ -104,6 +114,21 @@ def test_a_text_finds_the_weights_that_make_it_likeliest(sources, tmp_path):
     assert mix(sources[:2], tmp_path / "mix.arpa", sentences=held_out).weights == pytest.approx(found)
 
 
+def test_what_ends_with_the_beginning_of_a_sentence_is_left_out(sources, tmp_path):
+    """SRILM and others may write such n-grams, with next to no probability."""
+    (tmp_path / "odd.arpa").write_text(
+        "\\data\\\nngram 1=4\nngram 2=3\n\n\\1-grams:\n-99\t<s>\t-0.3\n-0.5\t</s>\n-0.4\tw1\t-0.2\n-0.6\tw2\n\n"
+        "\\2-grams:\n-99\t<s> <s>\n-0.3\t<s> w1\n-99\tw1 <s>\n\n\\end\\\n"
+    )
+    mix([tmp_path / "odd.arpa", sources[2]], tmp_path / "mix.arpa", weights=(1, 1))
+    text = (tmp_path / "mix.arpa").read_text()
+    assert not any(line.split("\t")[1].endswith(" <s>") for line in text.splitlines() if "\t" in line)
+    mixed = load(tmp_path / "mix.arpa")
+    for context in ("<s>", "w1"):
+        assert p_of(mixed, [context], "w2") > 0.02  # by backing off
+        assert sum(p_of(mixed, [context], word) for word in mixed.words if word != "<s>") == pytest.approx(1, abs=0.02)
+
+
 def test_mistakes(sources, tmp_path):
     target = tmp_path / "mix.arpa"
     for arguments, sentence in [
@@ -112,7 +137,13 @@ def test_mistakes(sources, tmp_path):
         ((sources[:2], {"weights": (-1, 2)}), "weights are not negative, and not all 0; got -1, 2"),
         ((sources[:2], {"weights": (0, 0)}), "weights are not negative, and not all 0; got 0, 0"),
         ((sources[:2], {}), "a mixture needs weights, or a text to find them by"),
+        ((sources[:2], {"weights": (1e308, 1e308)}), "weights are not negative, and not all 0; got 1e+308, 1e+308"),
         ((sources[:2], {"sentences": []}), "the text to weigh the models by is empty"),
+        ((sources[:2], {"sentences": [[], []]}), "the text to weigh the models by is empty"),
+        (
+            (sources[:2], {"sentences": [["zzz"]]}),
+            "no model knows any token of the text to weigh them by: is the unit another one, word or char?",
+        ),
     ]:
         with pytest.raises(DataError) as error:
             mix(arguments[0], target, **arguments[1])

@@ -160,7 +160,9 @@ def test_dev_chooses_the_schedule_and_three_seeds_judge(lines: Lines) -> None:
 
 
 def test_a_rule_that_was_tried_stands_beside_the_schedules_alone(lines: Lines) -> None:
-    tried = "  stc2: {title: power 2, tried: true, train: [criterion.name=stc, penalty.power=2]}\n"
+    tried = (
+        "  stc2: {title: power 2, tried: true, train: [criterion.name=stc, penalty.name=adaptive, penalty.power=2]}\n"
+    )
     lines.write_table(TABLE.replace("  stc+beam:", f"{tried}  stc+beam:").replace("[ctc, stc]", "[ctc, stc, stc2]"))
     lines.add("0", "stc2", 70.0, train={"p": 0.9})
     lines.add("0.3", "stc2", 80.0, dev=77.0, train={"p": 0.9})
@@ -184,7 +186,7 @@ def test_as_good_is_within_one_standard_deviation(lines: Lines, own: Sequence[fl
 def test_pseudo_labels_and_what_they_are_worth(lines: Lines) -> None:
     found = {"rows": {"in": 10, "out": 8, "failed": 2}, "errors": {"partial": {"cer": 30.5}, "pseudo": {"cer": 4.25}}}
     lines.add("0.3", "stc+pseudo", 21.0, pseudo=found)
-    assert ["0.3", "keep-known", "30.5", "4.25", "2", "21.0", "21.0"] in lines.rows()
+    assert ["0.3", "keep-known", "stc", "30.5", "4.25", "2", "21.0", "21.0"] in lines.rows()
 
 
 def test_each_number_says_how_it_was_made(lines: Lines) -> None:

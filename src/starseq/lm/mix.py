@@ -41,11 +41,13 @@ class Mixture:
 def best_weights(models: Sequence[NGram], sentences: Iterable[Sequence[str]]) -> tuple[float, ...]:
     """The weights under which sentences (of tokens) are likeliest, by expectation maximisation.
 
-    Tokens that no model knows say nothing. Without any other it is a `DataError`.
+    Tokens that no model knows say nothing; if these are all, it is a `DataError`.
     """
     texts = [list(sentence) for sentence in sentences]
-    if not texts:
+    if not any(texts):
         raise DataError("the text to weigh the models by is empty")
+    if not any(word in model for model in models for text in texts for word in text):
+        raise DataError("no model knows any token of the text to weigh them by: is the unit another one, word or char?")
     probabilities = np.stack([np.exp(np.concatenate(model.log_probs(texts))) for model in models])
     for row, model in zip(probabilities, models, strict=True):
         row[[word not in model for text in texts for word in (*text, "</s>")]] = 0.0
@@ -70,7 +72,7 @@ def mix(
 
     It has every n-gram that one of them has, with the probability sum_i weight_i p_i(w | h), where each model backs off by itself;
     its own backoffs are such that all sums to 1. A word that a model does not know has probability 0 there, and is <unk> before
-    others. Everything is in memory: some 100 bytes an n-gram. `target` is there when all is done, or not at all.
+    others. Everything is in memory: some 200 bytes an n-gram. `target` is there when all is done, or not at all.
 
     >>> import tempfile
     >>> from starseq.lm.estimate import estimate
@@ -118,18 +120,21 @@ def mix(
 def _shares(weights: Sequence[float], models: int) -> tuple[float, ...]:
     if len(weights) != models:
         raise DataError(f"{len(weights)} weights for {models} models")
-    if not all(0 <= weight < np.inf for weight in weights) or not sum(weights):
+    if not all(weight >= 0 for weight in weights) or not 0 < sum(weights) < np.inf:
         raise DataError(f"weights are not negative, and not all 0; got {', '.join(f'{w:g}' for w in weights)}")
     return tuple(weight / sum(weights) for weight in weights)
 
 
 def _grams(source: str | os.PathLike[str]) -> tuple[tuple[str, ...], list[Rows]]:
-    """The words of a model, and its n-grams of each order."""
+    """The words of a model, and its n-grams of each order; but none that ends with <s>, which is given, never predicted."""
     with ArpaReader(source) as reader:
         sections = [
             np.concatenate([np.empty((0, n), np.int32), *(piece.words.astype(np.int32) for piece in pieces)])
             for n, pieces in reader.sections()
         ]
+        if "<s>" in reader.words:
+            begin = reader.words.index("<s>")
+            sections[1:] = [rows[rows[:, -1] != begin] for rows in sections[1:]]
         return reader.words, sections
 
 
@@ -158,7 +163,8 @@ def _probabilities(
             part = rows[start : start + _ROWS]
             p = np.exp(model.log_p_last(numbers[part]))
             total[start : start + _ROWS] += share * np.where(known[part[:, -1]], p, 0.0)
-    total[(rows == BEGIN).all(axis=1)] = 1.0  # <s> is given, never predicted
+    if rows.shape[1] == 1:
+        total[rows[:, 0] == BEGIN] = 1.0  # as others write it, so that it may be scored as part of a sentence
     return total
 
 
