@@ -129,6 +129,21 @@ def test_what_ends_with_the_beginning_of_a_sentence_is_left_out(sources, tmp_pat
         assert sum(p_of(mixed, [context], word) for word in mixed.words if word != "<s>") == pytest.approx(1, abs=0.02)
 
 
+def test_the_end_of_an_ngram_may_be_missing_in_a_source(sources, tmp_path):
+    """As after pruning by others: w1 w2 w1 is there, w2 w1 is not."""
+    (tmp_path / "odd.arpa").write_text(
+        "\\data\\\nngram 1=4\nngram 2=2\nngram 3=1\n\n\\1-grams:\n0\t<s>\t0\n-0.5\t</s>\n-0.4\tw1\t-0.1\n-0.55\tw2\t-0.05\n\n"
+        "\\2-grams:\n-0.4\t<s> w1\n-0.3\tw1 w2\t-0.1\n\n\\3-grams:\n-0.2\tw1 w2 w1\n\n\\end\\\n"
+    )
+    mix([tmp_path / "odd.arpa", sources[2]], tmp_path / "mix.arpa", weights=(3, 1))
+    assert "\tw2 w1" in (tmp_path / "mix.arpa").read_text()
+    mixed, odd, other = load(tmp_path / "mix.arpa"), load(tmp_path / "odd.arpa"), load(sources[2])
+    for context in (["w1", "w2"], ["w2"]):
+        mean = 0.75 * p_of(odd, context, "w1") + 0.25 * p_of(other, context, "w1")
+        assert p_of(mixed, context, "w1") == pytest.approx(mean, rel=1e-4)
+        assert sum(p_of(mixed, context, word) for word in mixed.words if word != "<s>") == pytest.approx(1, abs=0.005)
+
+
 def test_mistakes(sources, tmp_path):
     target = tmp_path / "mix.arpa"
     for arguments, sentence in [
