@@ -65,4 +65,8 @@ def model(sentences, order, thresholds=None, allowed=None, fallback=(0.5, 1.0, 1
 
 
 def logs(model):
-    return {gram: (math.log10(p), None if b is None else math.log10(b)) for gram, (p, b) in model.items()}
+    return {gram: (log10(p), None if b is None else log10(b)) for gram, (p, b) in model.items()}
+
+
+def log10(p):
+    return math.log10(p) if p else -99.0  # as ARPA files have it

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from starseq.data.errors import DataError
@@ -64,6 +64,7 @@ def corpus(seed=0, sentences=300, words=30):
     st.lists(st.integers(0, 2), min_size=1, max_size=4).map(sorted),
     st.none() | st.sets(st.sampled_from("abcd"), min_size=1),
 )
+@example([[], ["a"], ["b"], ["b"], ["b", "a"]], 3, [0], None)  # a discount of 0, so a backoff of 0
 @settings(max_examples=60)
 def test_every_value_is_that_of_the_formulas(tmp_path_factory, sentences, order, prune, allowed):
     seen = {word for sentence in sentences for word in sentence}

@@ -19,10 +19,19 @@ from starseq.data.files import atomic_writer
 from starseq.lm import arpa_numba as kernels
 from starseq.lm.records import Records
 
-__all__ = ["ArpaReader", "ArpaWriter", "Grams"]
+__all__ = ["ArpaReader", "ArpaWriter", "Grams", "log10_of"]
 
 _BUFFER = 1 << 20
 _ROWS = 1 << 14
+
+
+def log10_of(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Common logarithms, -99 for 0 as ARPA files have it.
+
+    >>> log10_of(np.array([0.0, 0.1])).tolist()
+    [-99.0, -1.0]
+    """
+    return np.log10(p, out=np.full(p.shape, -99.0), where=p > 0)
 
 
 class ArpaWriter:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from starseq.data.errors import DataError
 from starseq.data.manifest import Progress
 from starseq.lm import kneser_ney_numba as kernels
-from starseq.lm.arpa import ArpaWriter
+from starseq.lm.arpa import ArpaWriter, log10_of
 from starseq.lm.counts import Numbered, adjust_counts, number
 from starseq.lm.kneser_ney_numba import BEGIN, MARK
 from starseq.lm.records import Records, Room, Sorter, Table, joined, words_for
@@ -282,5 +282,4 @@ def _shares(block: Records, found: Records, by_count: NDArray[np.float64], *, is
 
 
 def _log10(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    result: NDArray[np.float64] = np.log10(np.ascontiguousarray(words).view(np.float64))
-    return result
+    return log10_of(np.ascontiguousarray(words).view(np.float64))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from starseq.data.errors import DataError
-from starseq.lm.arpa import ArpaReader, ArpaWriter
+from starseq.lm.arpa import ArpaReader, ArpaWriter, log10_of
 from starseq.lm.counts import SPECIALS
 from starseq.lm.kneser_ney_numba import BEGIN, pack_rows
 from starseq.lm.ngram import NGram
@@ -23,7 +23,6 @@ Rows: TypeAlias = NDArray[np.int32]
 """(N, n): n-grams as numbers of words."""
 
 _ROWS = 1 << 18
-_NOTHING = -99.0  # log10 of a probability 0, as in ARPA files of others
 _TOLERANCE, _ROUNDS = 1e-6, 10_000
 
 
@@ -113,7 +112,7 @@ def mix(
             backoff = _backoffs(rows, tables[n], p, mixed[n]) if n < len(tables) else None
             keys = np.zeros((len(rows), words_for(n * bits)), np.uint64)
             pack_rows(rows, bits, keys)
-            arpa.section(n, [(keys, _log10(p), None if backoff is None else _log10(backoff))])
+            arpa.section(n, [(keys, log10_of(p), None if backoff is None else log10_of(backoff))])
     return Mixture(shares, counts, len(words) - len(SPECIALS))
 
 
@@ -178,7 +177,3 @@ def _backoffs(
     left = 1 - np.bincount(before, p, len(contexts))
     left_below = 1 - np.bincount(before, p_shorter[after], len(contexts))
     return np.where(left_below > 1e-9, np.clip(left, 0.0, None) / np.clip(left_below, 1e-9, None), 0.0)
-
-
-def _log10(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.where(p > 0, np.log10(np.clip(p, 1e-99, None)), _NOTHING)
