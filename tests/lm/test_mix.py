@@ -20,7 +20,7 @@ def p_of(model, context, word):
     state = tuple(model.numbers(context))[-max(1, model.order - 1) :]
     if state and model.order > 1:
         return math.exp(model.step(state, word)[0])
-    # `step` gives nothing for the first word of a state, so a unigram is asked for after one that is never seen before it.
+    # After nothing: `step` always has a word before, so this is what the file says.
     return 10 ** float(model.unigrams_by_hand[word])
 
 
@@ -149,10 +149,13 @@ def test_mistakes(sources, tmp_path):
     for arguments, sentence in [
         ((sources[:1], {"weights": (1,)}), "a mixture is of two models or more; got 1"),
         ((sources[:2], {"weights": (1,)}), "1 weights for 2 models"),
-        ((sources[:2], {"weights": (-1, 2)}), "weights are not negative, and not all 0; got -1, 2"),
-        ((sources[:2], {"weights": (0, 0)}), "weights are not negative, and not all 0; got 0, 0"),
+        ((sources[:2], {"weights": (-1, 2)}), "weights are finite, not negative, and not all 0; got -1, 2"),
+        ((sources[:2], {"weights": (0, 0)}), "weights are finite, not negative, and not all 0; got 0, 0"),
         ((sources[:2], {}), "a mixture needs weights, or a text to find them by"),
-        ((sources[:2], {"weights": (1e308, 1e308)}), "weights are not negative, and not all 0; got 1e+308, 1e+308"),
+        (
+            (sources[:2], {"weights": (1e308, 1e308)}),
+            "weights are finite, not negative, and not all 0; got 1e+308, 1e+308",
+        ),
         ((sources[:2], {"sentences": []}), "the text to weigh the models by is empty"),
         ((sources[:2], {"sentences": [[], []]}), "the text to weigh the models by is empty"),
         (

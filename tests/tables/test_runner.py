@@ -129,6 +129,23 @@ def test_pseudo_labels_are_read_with_the_language_model_of_the_method_they_are_f
     assert [c[2] for c in filtered if c[-1] == "split=train"] == [first[4], second[4]]
 
 
+@pytest.mark.parametrize(
+    ("lm", "said"),
+    [
+        ("{text: pseudo, mix: {text: x.txt}}", "`mix` has text, recipe and maybe options; got text"),
+        ("{text: pseudo, mix: {text: x.txt, recipe: r, option: 1}}", "got text, recipe, option"),
+        ("{text: pseudo, lexicon: true}", "pseudo-labels of a would need its `rescore` or `lexicon`"),
+        ("{text: pseudo, rescore: [--steps, 1]}", "pseudo-labels of a would need its `rescore` or `lexicon`"),
+    ],
+)
+def test_a_language_model_that_pseudo_labels_cannot_have_is_one_sentence(place: Place, lm: str, said: str) -> None:
+    methods = f"  a: {{from: stc, lm: {lm}}}\n  b: {{from: a, pseudo: [--kind, plain], train: []}}\n  labels: {{"
+    place.table.write_text(TABLE.replace("  labels: {", methods))
+    with pytest.raises(Mistake) as mistake:
+        Table.load(str(place.table)).cell("0.4", "b", 0)
+    assert said in str(mistake.value)
+
+
 def test_a_command_that_is_not_there_is_one_sentence(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     assert place.run("--starseq", "no/such/starseq") != 0
     assert "--starseq: 'no/such/starseq' is not a program that can be found" in capsys.readouterr().err

@@ -120,7 +120,7 @@ def _shares(weights: Sequence[float], models: int) -> tuple[float, ...]:
     if len(weights) != models:
         raise DataError(f"{len(weights)} weights for {models} models")
     if not all(weight >= 0 for weight in weights) or not 0 < sum(weights) < np.inf:
-        raise DataError(f"weights are not negative, and not all 0; got {', '.join(f'{w:g}' for w in weights)}")
+        raise DataError(f"weights are finite, not negative, and not all 0; got {', '.join(f'{w:g}' for w in weights)}")
     return tuple(weight / sum(weights) for weight in weights)
 
 
