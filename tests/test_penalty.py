@@ -252,11 +252,12 @@ def test_what_it_counts_by_token() -> None:
     [((0.1, 0.4, 0.7), 0.7), ((0.5, 0.5, 0.5), 0.5), ((0.1, 0.1, 0.1), 0.1), ((0.0, 0.0, 0.9), 0.6)],
 )
 @pytest.mark.parametrize("p0", [0.05, 0.9])
-def test_with_a_quantile_it_is_the_root_of_what_most_tokens_lack(
-    missing: tuple[float, ...], expected: float, p0: float
+@pytest.mark.parametrize("odds", [False, True])
+def test_with_a_quantile_it_is_the_root_or_twice_the_odds_of_what_most_tokens_lack(
+    missing: tuple[float, ...], expected: float, p0: float, odds: bool
 ) -> None:
     generator, shares = torch.Generator().manual_seed(0), torch.tensor(missing).repeat(10)
-    penalty = AdaptivePenalty(p0=p0, rate=0.1, window=100, token_quantile=0.75)
+    penalty = AdaptivePenalty(p0=p0, rate=0.1, window=100, token_quantile=0.75, odds=odds)
     for _ in range(200):
         text = torch.randint(0, 30, (400,), generator=generator)
         labels = 1 + text[torch.rand(400, generator=generator) >= shares[text]]
@@ -264,7 +265,8 @@ def test_with_a_quantile_it_is_the_root_of_what_most_tokens_lack(
         lengths = torch.tensor([len(frames)]), torch.tensor([len(labels)])
         penalty.observe(one_hot([frames.tolist()], 31), labels[None], *lengths, batch_first=True)
         penalty.advance()
-    assert penalty().exp().item() == pytest.approx(expected**0.5, abs=0.03)
+    there = 2 * expected / (1 + expected) if odds else expected**0.5
+    assert penalty().exp().item() == pytest.approx(there, abs=0.03)
 
 
 def test_with_a_quantile_a_token_that_is_seldom_read_counts_as_the_others_do() -> None:
@@ -292,10 +294,11 @@ def test_with_a_quantile_misreadings_are_no_missing_labels() -> None:
     assert penalty().exp().item() == pytest.approx(penalty.p_min ** (1 - right / 2), rel=1e-6)
 
 
+@pytest.mark.parametrize("odds", [False, True])
 @pytest.mark.parametrize("right", [0, 1, 3, 4])
-def test_with_a_quantile_it_goes_to_the_root_as_labels_are_read_right(right: int) -> None:
+def test_with_a_quantile_it_goes_there_as_labels_are_read_right(right: int, odds: bool) -> None:
     """Half of eight tokens have labels, four; something else is read in the place of some of these."""
-    penalty = AdaptivePenalty(rate=0.5, window=1, token_quantile=0.75)
+    penalty = AdaptivePenalty(rate=0.5, window=1, token_quantile=0.75, odds=odds)
     frames = [*range(1, right + 1), *range(11, 15 - right), *range(5, 9)]
     batch = (one_hot([frames], 15), torch.tensor([[1, 2, 3, 4]]), torch.tensor([8]), torch.tensor([4]))
     batch[0][0, range(right, 4), range(right + 1, 5)] = 8.9  # so that the label has its place there
@@ -304,7 +307,8 @@ def test_with_a_quantile_it_goes_to_the_root_as_labels_are_read_right(right: int
         penalty.advance()
     g = (right / 4) ** 2
     # (A token that is read so seldom lacks what all together do, a half, nearly.)
-    assert penalty().exp().item() == pytest.approx(0.5 ** (1 - g / 2), abs=0.02)
+    expected = (1 + g) / (2 + g) if odds else 0.5 ** (1 - g / 2)
+    assert penalty().exp().item() == pytest.approx(expected, abs=0.03)
 
 
 def test_a_batch_without_any_label_counts_what_is_read_by_token_too() -> None:

@@ -91,7 +91,8 @@ class AdaptivePenalty(nn.Module):
 
     where d is what the rule above says, and e what so many of the tokens that are read (0.75: three quarters of them) lack at most,
     each by itself: 1 - r^2 U_v / max(N_v, U_v); but not more than 2 d, for a token that others are taken for seems to lack labels,
-    too. As long as what is read is mostly wrong, p is d; where it is right, the root. (Tokens are counted by their number modulo
+    too. As long as what is read is mostly wrong, p is d; where it is right, the root. With `odds`, on trial, it has twice the odds
+    of e there instead: p / (1 - p) = (1 + g) s / (1 - s), where s = d^(1 - g) * e^g. (Tokens are counted by their number modulo
     1024, and as if each had been read 20 times more, labelled as all together are: a rare one says nothing.)
 
     Something is read at a frame where the best token comes to more than `threshold` against the blank, right or wrong, and the
@@ -136,6 +137,7 @@ class AdaptivePenalty(nn.Module):
         power: float = 1.0,
         steps: float | None = None,
         token_quantile: float | None = None,
+        odds: bool = False,
         blank: int = 0,
     ) -> None:
         super().__init__()
@@ -154,7 +156,7 @@ class AdaptivePenalty(nn.Module):
             raise ValueError("token_quantile: has its own way to the root, without steps and power")
         self.p0, self.p_min, self.p_max, self.rate, self.window = p0, p_min, p_max, rate, window
         self.threshold, self.power, self.steps, self.blank = threshold, power, steps, blank
-        self.token_quantile = token_quantile
+        self.token_quantile, self.odds = token_quantile, odds
         size = 3 if token_quantile is None else 4 + 2 * _TOKENS
         self.register_buffer("log_odds", torch.tensor(_log_odds(p0), dtype=torch.float64))
         self.register_buffer("counts", torch.zeros(size, dtype=torch.float64))
@@ -210,7 +212,11 @@ class AdaptivePenalty(nn.Module):
             of_tokens = reading**2 * self._kept(known / torch.maximum(read, known).clamp(min=1), self.token_quantile)
             most = (1 - torch.maximum(of_tokens, 1 - 2 * (1 - kept))).clamp(self.p_min, self.p_max)
             right = (self.counts[3] / known.clamp(min=1)) ** 2
-            p = p ** (1 - right) * most ** (right / 2)
+            if self.odds:
+                share = p ** (1 - right) * most**right
+                p = (1 + right) * share / (1 + right * share)
+            else:
+                p = p ** (1 - right) * most ** (right / 2)
         elif self.steps is not None:
             p = p ** (1 - (self.step / self.steps).clamp(max=1.0) / 2)
         p = p.clamp(max=self.p_max)
