@@ -208,7 +208,10 @@ MUTANTS = [
     Mutant("adaptive: what is read wrong is right, too", "penalty.py",
            "(at_label & (token == label)).sum()", "at_label.sum()", PENALTY),
     Mutant("adaptive: one misreading is a missing label", "penalty.py", "_USUAL = 20 ", "_USUAL = 1e-9 ", PENALTY),
-    Mutant("adaptive: it rises to 1", "penalty.py", ".clamp(max=1.0) / 2)", ".clamp(max=1.0))", PENALTY),
+    Mutant("adaptive: it rises to 1", "penalty.py", "** (1 - done / 2)", "** (1 - done)", PENALTY),
+    Mutant("adaptive: beside the steps tokens are all alike", "penalty.py", "* lacking**right)", "* missing**right)", PENALTY),
+    Mutant("adaptive: it is the root at once", "penalty.py",
+           "(self.step / self.steps).clamp(max=1.0)", "torch.ones_like(kept)", PENALTY),
     # language models
     Mutant("mix: a word alone before the last", "lm/ngram.py",
            "        begins[:, 0] = True\n        log_p = self", "        begins[:, -2] = True\n        log_p = self", MIX),

@@ -71,29 +71,26 @@ class InsertionPenalty(nn.Module):
 class AdaptivePenalty(nn.Module):
     r"""The star's weight p, as its logarithm, tuned while training goes on, without knowing how many labels are missing:
 
-        p = 1 - (r^2 U / max(N, U))^power,    N tokens that the model reads, r the share of the U labels where it reads something
+        d = 1 - r^2 U / max(N, U),    N tokens that the model reads, r the share of the U labels where it reads something
 
     N / r estimates how many tokens there are (what it overlooks among the labels it overlooks elsewhere too), so 1 - r U / N is the
-    share d of them that the transcripts lack. The other r is for the way there: a model that reads nothing yet gets p near `p_max`,
-    so that what has no label costs little and tokens are learned from those that have one; as it learns to read, r goes to 1 and p
-    falls, from above, to 1 - (1 - d)^power, with a power of 1 to d, what p means.
+    share of them that the transcripts lack. The other r is for the way there: a model that reads nothing yet gets p near `p_max`,
+    so that what has no label costs little and tokens are learned from those that have one; as it learns to read, r goes to 1 and d
+    falls, from above, to the missing share, what p means.
 
     But at p = d a model that can learn its data by heart reads blanks where a label is missing. Where a token stands, labelled in
     the share 1 - d of such places, the log-likelihood grows by 1 - d / p as the model gets surer of it; where none stands, by 1 - p
-    as it gets surer of the blank. Both pull the right way if d < p < 1, and equally hard if p = sqrt(d). So with `steps`, the
-    length of the training, p moves from what the rule says to the root of that: its exponent falls from 1 to 1/2. (Not at once:
-    what a model reads at first is mostly wrong, and should cost something.) With nothing missing p ends at the root of `p_min`.
+    as it gets surer of the blank. Both pull the right way if d < p < 1, and equally hard if p = sqrt(d). And p < d holds for single
+    tokens that are missing more often than others: these the model unlearns. So, with both `steps` and `token_quantile`,
 
-    And p < d holds for single tokens that are missing more often than others: these the model unlearns. So with `token_quantile`,
-    instead of `steps`,
+        p = s^(1 - t / 2),    s = d^(1 - g) * e^g,    g = a^2, a the share of the labels that are read as they are
 
-        p = d^(1 - g) * sqrt(e)^g,    g = a^2, a the share of the labels that are read as they are
-
-    where d is what the rule above says, and e what so many of the tokens that are read (0.75: three quarters of them) lack at most,
+    where t is the share of the training's `steps` that is done (p is not the root at once: what a model reads at first is mostly
+    wrong, and should cost something), and e what so many of the tokens that are read (0.75: three quarters of them) lack at most,
     each by itself: 1 - r^2 U_v / max(N_v, U_v); but not more than 2 d, for a token that others are taken for seems to lack labels,
-    too. As long as what is read is mostly wrong, p is d; where it is right, the root. With `odds`, on trial, it has twice the odds
-    of e there instead: p / (1 - p) = (1 + g) s / (1 - s), where s = d^(1 - g) * e^g. (Tokens are counted by their number modulo
-    1024, and as if each had been read 20 times more, labelled as all together are: a rare one says nothing.)
+    too. (Tokens are counted by their number modulo 1024, and as if each had been read 20 times more, labelled as all together are:
+    a rare one says nothing.) With `steps` alone s is d; with `token_quantile` alone p = d^(1 - g) * sqrt(e)^g; with neither p is d.
+    With nothing missing p ends at the root of `p_min`.
 
     Something is read at a frame where the best token comes to more than `threshold` against the blank, right or wrong, and the
     same token in neighbouring frames is read once. So p itself hardly moves what is counted: where it is too low a model puts
@@ -114,8 +111,8 @@ class AdaptivePenalty(nn.Module):
         >>> round(penalty().exp().item(), 4)      # half of the tokens are missing
         0.5
 
-    Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate, power or steps that are not positive,
-    a window under 1 and a token_quantile together with steps or a power.
+    Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate or steps that are not positive and a
+    window under 1.
     """
 
     log_odds: Tensor
@@ -134,10 +131,8 @@ class AdaptivePenalty(nn.Module):
         rate: float = 0.01,
         window: float = 100.0,
         threshold: float = 0.3,
-        power: float = 1.0,
         steps: float | None = None,
         token_quantile: float | None = None,
-        odds: bool = False,
         blank: int = 0,
     ) -> None:
         super().__init__()
@@ -147,16 +142,13 @@ class AdaptivePenalty(nn.Module):
                 raise ValueError(f"{name}: {value} is not a probability in (0, 1)")
         if not p_min <= p0 <= p_max:
             raise ValueError(f"p0: {p0} is not between p_min {p_min} and p_max {p_max}")
-        for name, value in (("rate", rate), ("power", power), ("steps", 1.0 if steps is None else steps)):
+        for name, value in (("rate", rate), ("steps", 1.0 if steps is None else steps)):
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name}: {value} is not a positive number")
         if not (window >= 1 and math.isfinite(window)):
             raise ValueError(f"window: {window} is not a number of steps")
-        if token_quantile is not None and (steps is not None or power != 1):
-            raise ValueError("token_quantile: has its own way to the root, without steps and power")
         self.p0, self.p_min, self.p_max, self.rate, self.window = p0, p_min, p_max, rate, window
-        self.threshold, self.power, self.steps, self.blank = threshold, power, steps, blank
-        self.token_quantile, self.odds = token_quantile, odds
+        self.threshold, self.steps, self.token_quantile, self.blank = threshold, steps, token_quantile, blank
         size = 3 if token_quantile is None else 4 + 2 * _TOKENS
         self.register_buffer("log_odds", torch.tensor(_log_odds(p0), dtype=torch.float64))
         self.register_buffer("counts", torch.zeros(size, dtype=torch.float64))
@@ -207,18 +199,17 @@ class AdaptivePenalty(nn.Module):
         found, read, known = self.counts[:3]
         reading = found / known.clamp(min=1)
         kept = reading * (found / torch.maximum(read, known).clamp(min=1))
-        p = (1 - kept**self.power).clamp(self.p_min, self.p_max)
+        missing = lacking = (1 - kept).clamp(self.p_min, self.p_max)
+        right = torch.zeros_like(kept)
         if self.token_quantile is not None:
             of_tokens = reading**2 * self._kept(known / torch.maximum(read, known).clamp(min=1), self.token_quantile)
-            most = (1 - torch.maximum(of_tokens, 1 - 2 * (1 - kept))).clamp(self.p_min, self.p_max)
+            lacking = (1 - torch.maximum(of_tokens, 1 - 2 * (1 - kept))).clamp(self.p_min, self.p_max)
             right = (self.counts[3] / known.clamp(min=1)) ** 2
-            if self.odds:
-                share = p ** (1 - right) * most**right
-                p = (1 + right) * share / (1 + right * share)
-            else:
-                p = p ** (1 - right) * most ** (right / 2)
-        elif self.steps is not None:
-            p = p ** (1 - (self.step / self.steps).clamp(max=1.0) / 2)
+        if self.steps is None:
+            p = missing ** (1 - right) * lacking ** (right / 2)
+        else:
+            done = (self.step / self.steps).clamp(max=1.0)
+            p = (missing ** (1 - right) * lacking**right) ** (1 - done / 2)
         p = p.clamp(max=self.p_max)
         towards = torch.logit(p) - self.log_odds
         self.log_odds += towards.clamp(-self.rate, self.rate)
@@ -244,7 +235,7 @@ class AdaptivePenalty(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        names = ("p0", "p_min", "p_max", "rate", "window", "threshold", "power", "steps", "token_quantile")
+        names = ("p0", "p_min", "p_max", "rate", "window", "threshold", "steps", "token_quantile")
         return ", ".join(f"{name}={value:g}" for name in names if (value := getattr(self, name)) is not None)
 
 
