@@ -1,5 +1,7 @@
 import itertools
 import math
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -144,6 +146,24 @@ def test_the_end_of_an_ngram_may_be_missing_in_a_source(sources, tmp_path):
         assert sum(p_of(mixed, context, word) for word in mixed.words if word != "<s>") == pytest.approx(1, abs=0.005)
 
 
+def test_a_model_that_can_be_read_once_only(sources, tmp_path):
+    mix(sources[:2], tmp_path / "files.arpa", weights=(1, 2))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_bytes, args=(sources[0].read_bytes(),), daemon=True).start()
+    mix([pipe, sources[1]], tmp_path / "pipe.arpa", weights=(1, 2))
+    assert (tmp_path / "pipe.arpa").read_bytes() == (tmp_path / "files.arpa").read_bytes()
+
+
+def test_progress_goes_from_nothing_to_everything(sources, tmp_path):
+    seen = []
+    mix(sources, tmp_path / "mix.arpa", weights=(1, 1, 1), progress=lambda done, total: seen.append((done, total)))
+    assert seen == sorted(seen)
+    assert seen[-1] == (1000, 1000)
+    assert {total for _, total in seen} == {1000}
+    assert sum(done < 400 for done, _ in seen) >= 3  # while it reads
+
+
 def test_mistakes(sources, tmp_path):
     target = tmp_path / "mix.arpa"
     for arguments, sentence in [
@@ -159,8 +179,8 @@ def test_mistakes(sources, tmp_path):
         ((sources[:2], {"sentences": []}), "the text to weigh the models by is empty"),
         ((sources[:2], {"sentences": [[], []]}), "the text to weigh the models by is empty"),
         (
-            (sources[:2], {"sentences": [["zzz"]]}),
-            "no model knows any token of the text to weigh them by: is the unit another one, word or char?",
+            (sources[:2], {"sentences": [["zzz", "w1", "yyy"]]}),
+            "the models know 1 of the 3 tokens to weigh them by: is the unit another one, word or char?",
         ),
     ]:
         with pytest.raises(DataError) as error:

@@ -128,7 +128,10 @@ def mix(
 
     used, normaliser = job.text_settings(recipe, unit)
     shares = None if weights is None else numbers(weights, "--weights")
-    mixture = job.mix_ngrams(lms, out, weights=shares, dev=dev or (), unit=used, normaliser=normaliser)
+    with progress_bar("Mixing") as progress:
+        mixture = job.mix_ngrams(
+            lms, out, weights=shares, dev=dev or (), unit=used, normaliser=normaliser, progress=progress
+        )
     typer.echo(f"{out}: {mixture.words:,} words; n-grams {', '.join(f'{count:,}' for count in mixture.counts)}")
     for path, weight in zip(lms, mixture.weights, strict=True):
         typer.echo(f"{weight:.4f}  {path}")

@@ -105,12 +105,13 @@ def mix_ngrams(
     dev: Paths = (),
     unit: Unit = "word",
     normaliser: Normaliser | None = None,
+    progress: Progress | None = None,
 ) -> Mixture:
     """An ARPA file of others (see `starseq.lm.mix.mix`), with `weights`, or those that make the texts `dev` likeliest."""
     if (weights is None) == (not dev):
         raise DataError("a mixture has either weights, or texts to find them by")
     sentences = map(tokens_of(unit), read_texts(dev, normaliser=normaliser)) if dev else None
-    return mix(sources, target, weights=weights, sentences=sentences)
+    return mix(sources, target, weights=weights, sentences=sentences, progress=progress)
 
 
 def score(

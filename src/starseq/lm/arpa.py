@@ -142,8 +142,8 @@ class ArpaReader:
 
     @property
     def done(self) -> int:
-        """Bytes of the file that were read, of `size`."""
-        return self._raw.tell()
+        """Bytes of the file that were read, of `size`; of a pipe 0."""
+        return self._raw.tell() if self._raw.seekable() else 0
 
     def sections(self) -> Iterator[tuple[int, Iterator[Grams]]]:
         """(order, its n-grams in pieces) for each order; all pieces must be taken before the next order."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from starseq.data.errors import DataError
-from starseq.lm.arpa import ArpaReader, ArpaWriter, log10_of
+from starseq.data.manifest import Progress
+from starseq.lm.arpa import ArpaReader, ArpaWriter, Grams, log10_of
 from starseq.lm.counts import SPECIALS
 from starseq.lm.kneser_ney_numba import BEGIN, pack_rows
 from starseq.lm.ngram import NGram
@@ -24,6 +26,7 @@ Rows: TypeAlias = NDArray[np.int32]
 
 _ROWS = 1 << 18
 _TOLERANCE, _ROUNDS = 1e-6, 10_000
+_STEPS = 1000
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,17 @@ class Mixture:
 def best_weights(models: Sequence[NGram], sentences: Iterable[Sequence[str]]) -> tuple[float, ...]:
     """The weights under which sentences (of tokens) are likeliest, by expectation maximisation.
 
-    Tokens that no model knows say nothing; if these are all, it is a `DataError`.
+    Tokens that no model knows say nothing; if these are most of them, it is a `DataError`.
     """
     texts = [list(sentence) for sentence in sentences]
     if not any(texts):
         raise DataError("the text to weigh the models by is empty")
-    if not any(word in model for model in models for text in texts for word in text):
-        raise DataError("no model knows any token of the text to weigh them by: is the unit another one, word or char?")
+    tokens = [word for text in texts for word in text]
+    known = sum(any(word in model for model in models) for word in tokens)
+    if 2 * known < len(tokens):
+        raise DataError(
+            f"the models know {known:,} of the {len(tokens):,} tokens to weigh them by: is the unit another one, word or char?"
+        )
     probabilities = np.stack([np.exp(np.concatenate(model.log_probs(texts))) for model in models])
     for row, model in zip(probabilities, models, strict=True):
         row[[word not in model for text in texts for word in (*text, "</s>")]] = 0.0
@@ -66,6 +73,7 @@ def mix(
     *,
     weights: Sequence[float] | None = None,
     sentences: Iterable[Sequence[str]] | None = None,
+    progress: Progress | None = None,
 ) -> Mixture:
     """Mix ARPA files into another (.gz: packed), with `weights`, by default those that make `sentences` likeliest.
 
@@ -86,11 +94,19 @@ def mix(
     """
     if len(sources) < 2:
         raise DataError(f"a mixture is of two models or more; got {len(sources)}")
+    report = progress or (lambda done, total: None)
+
+    def to(part: float) -> None:
+        report(int(_STEPS * part), _STEPS)
+
+    def reading(number: int) -> Progress:
+        return lambda done, size: to(0.4 * (number + done / max(1, size or 1)) / len(sources))
+
     models, grams = [], []
-    for source in sources:
-        with ArpaReader(source) as reader:
-            models.append(NGram(reader))
-        grams.append(_grams(source))
+    for number, source in enumerate(sources):
+        with closing(_Keeping(source)) as reader:
+            models.append(NGram(reader, progress=reading(number)))
+            grams.append((reader.words, reader.grams()))
     if weights is None:
         if sentences is None:
             raise DataError("a mixture needs weights, or a text to find them by")
@@ -104,8 +120,11 @@ def mix(
         for n, rows in enumerate(sections):
             orders[n].append(own[rows])
     tables = _closed([np.concatenate(rows) for rows in orders], len(words))
-    mixed = [_probabilities(rows, models, shares, words) for rows in tables]
     counts = tuple(map(len, tables))
+    mixed = []
+    for rows in tables:
+        mixed.append(_probabilities(rows, models, shares, words))
+        to(0.4 + 0.3 * sum(map(len, mixed)) / sum(counts))
     bits = max(1, (len(words) - 1).bit_length())
     with ArpaWriter(target, words, bits, counts) as arpa:
         for n, (rows, p) in enumerate(zip(tables, mixed, strict=True), start=1):
@@ -113,6 +132,7 @@ def mix(
             keys = np.zeros((len(rows), words_for(n * bits)), np.uint64)
             pack_rows(rows, bits, keys)
             arpa.section(n, [(keys, log10_of(p), None if backoff is None else log10_of(backoff))])
+            to(0.7 + 0.3 * sum(counts[:n]) / sum(counts))
     return Mixture(shares, counts, len(words) - len(SPECIALS))
 
 
@@ -124,17 +144,27 @@ def _shares(weights: Sequence[float], models: int) -> tuple[float, ...]:
     return tuple(weight / sum(weights) for weight in weights)
 
 
-def _grams(source: str | os.PathLike[str]) -> tuple[tuple[str, ...], list[Rows]]:
-    """The words of a model, and its n-grams of each order; but none that ends with <s>, which is given, never predicted."""
-    with ArpaReader(source) as reader:
-        sections = [
-            np.concatenate([np.empty((0, n), np.int32), *(piece.words.astype(np.int32) for piece in pieces)])
-            for n, pieces in reader.sections()
-        ]
-        if "<s>" in reader.words:
-            begin = reader.words.index("<s>")
+class _Keeping(ArpaReader):
+    """Keeps the n-grams that pass by."""
+
+    def sections(self) -> Iterator[tuple[int, Iterator[Grams]]]:
+        self._kept: list[list[Rows]] = []
+        for n, pieces in super().sections():
+            self._kept.append([np.empty((0, n), np.int32)])
+            yield n, self._keep(pieces)
+
+    def _keep(self, pieces: Iterator[Grams]) -> Iterator[Grams]:
+        for piece in pieces:
+            self._kept[-1].append(piece.words.astype(np.int32))
+            yield piece
+
+    def grams(self) -> list[Rows]:
+        """Those of each order, when all was read; but none that ends with <s>, which is given, never predicted."""
+        sections = [np.concatenate(parts) for parts in self._kept]
+        if "<s>" in self.words:
+            begin = self.words.index("<s>")
             sections[1:] = [rows[rows[:, -1] != begin] for rows in sections[1:]]
-        return reader.words, sections
+        return sections
 
 
 def _closed(orders: Sequence[Rows], words: int) -> list[Rows]:
