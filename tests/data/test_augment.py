@@ -70,6 +70,11 @@ def test_batch_order_and_padding_do_not_matter(augment):
         augment(x, [120, 90, 40], ["a"], **NOW)
 
 
+@pytest.mark.parametrize("augment", [SpecAugment(start_step=0), RandomProjective(masks=2)])
+def test_an_empty_batch_stays_one(augment):
+    assert augment(torch.zeros(0, 50, 32), [], [], seed=0, epoch=0, step=1).shape == (0, 50, 32)
+
+
 def test_projective_keeps_the_ink_and_the_size():
     x = torch.zeros(200, 150, 32)
     x[:, 60:80, 12:20] = 1.0

@@ -1,6 +1,6 @@
 """Stands in for `starseq` in tests of the runner: writes the files that the commands would, in no time or in as much as asked.
 
-Each command is a line of $FAKE_LOG. A training takes $FAKE_STEP seconds a step, one checkpoint each. A command that holds
+Each command is a line of $FAKE_LOG. A training has a checkpoint a step, and stands still after as many as $FAKE_STILL says. A command that holds
 $FAKE_FAIL fails; one that begins with $FAKE_NOTHING does nothing."""
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ def train(arguments: list[str]) -> None:
         f"data:\n  root: {Path(values['data.root']).resolve()}\n  manifest: manifest.jsonl\n"
     )
     for step in range(done + 1, steps + 1):
-        time.sleep(float(os.environ.get("FAKE_STEP", "0")))
         checkpoint.write_text(str(step))
         rows = [f"{at},{0.1 * at / steps},{2.0 * (steps - at)},0.25" for at in range(1, step + 1)]
         (run / "metrics.csv").write_text("\n".join(["step,p,seconds_left,inserted_per_label", *rows]) + "\n")
+        if os.environ.get("FAKE_STILL") == str(step):
+            time.sleep(600)
     header = json.dumps({"w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, "__metadata__": {}}).encode()
     (run / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
     report = {"steps": steps, "seconds": 0.5, "best_dev": {"step": steps}, "rows": 9, "labels_kept": 50}

@@ -94,7 +94,7 @@ class RandomProjective:
     ) -> Tensor:
         """x (B, W, H), ink-positive, columns past `lengths` (B,) background -> a new tensor of that shape; x itself before the
         start."""
-        if step < self.start_step:
+        if step < self.start_step or not len(x):
             return x
         B, W, H = x.shape
         widths = torch.as_tensor(lengths).tolist()
