@@ -349,12 +349,16 @@ def _list(args: argparse.Namespace) -> int:
         found = [there.get((c.table, c.condition, c.method, c.seed, c.key)) for c in cells]
         print(f"table {table.name}, {table.title}: {sum(line is not None for line in found)} of {len(cells)} cells")
         for cell, line in zip(cells, found, strict=True):
-            todo = work.todo(cell)
-            state = (
-                summary(line) if line else "missing" if len(todo) == len(cell.steps) else f"to do: {todo[0].stage}, ..."
-            )
-            print(f"  {cell.name:32} {state}")
+            print(f"  {cell.name:32} {summary(line) if line else _state(cell, work)}")
     return 0
+
+
+def _state(cell: Cell, work: Work) -> str:
+    """Of a cell that is not among the results."""
+    todo = work.todo(cell)
+    if not todo:
+        return "done in the work folder, not among the results: `run` adds it"
+    return "missing" if len(todo) == len(cell.steps) else f"to do: {todo[0].stage}, ..."
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """Stands in for `starseq` in tests of the runner: writes the files that the commands would, in no time or in as much as asked.
 
-Each command is a line of $FAKE_LOG. A training has a checkpoint a step, and stands still after step $FAKE_STILL. A command that holds
-$FAKE_FAIL fails; one that begins with $FAKE_NOTHING does nothing."""
+Each command is a line of $FAKE_LOG. A training has a checkpoint a step, and stands still after step $FAKE_STILL. A command that
+holds $FAKE_FAIL fails; one that begins with $FAKE_NOTHING does nothing."""
 
 from __future__ import annotations
 

@@ -433,6 +433,9 @@ def test_listing(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     assert "0.4/stc/0                        dev WER 10.00 % greedy, test WER 10.00 % greedy, p 0.10" in out
     assert "0.4/stc+beam/0                   to do: drop, ..." in out
     assert "0/ctc/0                          missing" in out
+    place.results.write_text("")
+    assert tables.main(["list", str(place.table), "--work", str(place.work), "--results", str(place.results)]) == 0
+    assert "done in the work folder, not among the results" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", sorted(TABLES.glob("*.yaml")), ids=lambda path: path.stem)
