@@ -22,6 +22,7 @@ GOOD: dict[str, Any] = {
 }
 
 NAN, INF = math.nan, math.inf
+ONE_EACH = "logits are (T, B, V), or (B, T, V) with batch_first=True"
 NO_LOGITS = "logits: expected floating point in 2 or 3 dimensions, the last not empty, got"
 
 BAD = [
@@ -32,9 +33,23 @@ BAD = [
     ({"blank": -1}, "blank: -1 is outside 0..3, the vocabulary"),
     ({"reduction": "max"}, "reduction: 'max' is none of none, sum, mean"),
     ({"backend": "gtn"}, "backend: 'gtn' is none of auto, torch, numba, triton, wfst"),
-    ({"input_lengths": (5,)}, "input_lengths: expected 2 integers, got torch.int64 of shape (1,)"),
-    ({"input_lengths": torch.ones(2)}, "input_lengths: expected 2 integers, got torch.float32 of shape (2,)"),
-    ({"target_lengths": (3, 2, 1)}, "target_lengths: expected 2 integers, got torch.int64 of shape (3,)"),
+    ({"logits": [[[0.0]]]}, "logits: expected a tensor, got list"),
+    ({"blank": 1.0}, "blank: 1.0 is outside 0..3, the vocabulary"),
+    ({"input_lengths": (5,)}, f"input_lengths: expected 2 integers, got torch.int64 of shape (1,); {ONE_EACH}"),
+    (
+        {"input_lengths": torch.ones(2)},
+        f"input_lengths: expected 2 integers, got torch.float32 of shape (2,); {ONE_EACH}",
+    ),
+    (
+        {"input_lengths": torch.tensor([True, True])},
+        f"input_lengths: expected 2 integers, got torch.bool of shape (2,); {ONE_EACH}",
+    ),
+    ({"target_lengths": (3, 2, 1)}, f"target_lengths: expected 2 integers, got torch.int64 of shape (3,); {ONE_EACH}"),
+    ({"input_lengths": None}, "input_lengths: expected integers, got NoneType"),
+    ({"input_lengths": "55"}, "input_lengths: expected integers, got str"),
+    ({"input_lengths": (5, 4.7)}, "input_lengths: expected integers, got 4.7"),
+    ({"target_lengths": (True, 2)}, "target_lengths: expected integers, got True"),
+    ({"targets": [[1, 2, 3], [3, 1, 2]]}, "targets: expected a tensor of integers, got list"),
     ({"input_lengths": (5, 6)}, "input_lengths: 6 for utterance 1 is outside 0..5, the frames of the logits"),
     ({"input_lengths": (-1, 5)}, "input_lengths: -1 for utterance 0 is outside 0..5, the frames of the logits"),
     ({"target_lengths": (3, 4)}, "target_lengths: 4 for utterance 1 is outside 0..3, the width of the targets"),
@@ -45,7 +60,11 @@ BAD = [
     ({"targets": GOOD["targets"][None]}, "targets: expected (B, U) or one dimension, got shape (1, 2, 3)"),
     (
         {"targets": torch.tensor([1, 2, 3, 1])},
-        "targets: 4 concatenated labels are fewer than the sum of target_lengths, 5",
+        "targets: 4 concatenated labels, but target_lengths come to 5",
+    ),
+    (
+        {"targets": torch.tensor([1, 2, 3, 1, 2, 3])},
+        "targets: 6 concatenated labels, but target_lengths come to 5",
     ),
     (
         {"targets": torch.tensor([[1, 2, 3], [3, 4, 0]])},
@@ -70,6 +89,9 @@ BAD = [
 BAD_STAR = [
     ({"matching": "rightmost"}, "matching: 'rightmost' is none of leftmost, all"),
     ({"penalty": 0.5}, "penalty: 0.5 at (utterance, gap) (0, 0) is not a log-weight <= 0"),
+    ({"penalty": None}, "penalty: expected a number or a tensor, got NoneType"),
+    ({"penalty": [-1.0, -1.0]}, "penalty: expected a number or a tensor, got list"),
+    ({"penalty": "-1"}, "penalty: expected a number or a tensor, got str"),
     ({"penalty": NAN}, "penalty: nan at (utterance, gap) (0, 0) is not a log-weight <= 0"),
     ({"penalty": torch.tensor([-1.0, 0.25])}, "penalty: 0.25 at (utterance, gap) (1, 0) is not a log-weight <= 0"),
     (

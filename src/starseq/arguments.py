@@ -28,6 +28,8 @@ def one_of(name: str, value: str, choices: Sequence[str]) -> str:
 
 def check_logits(logits: Tensor) -> Sequence[int]:
     """Their shape. Raises unless these are floating point numbers in 2 or 3 dimensions, the last not empty."""
+    if not isinstance(logits, Tensor):
+        raise ValueError(f"logits: expected a tensor, got {type(logits).__name__}")
     shape = logits.shape
     if not logits.is_floating_point() or len(shape) not in (2, 3) or shape[-1] == 0:
         raise ValueError(
@@ -48,13 +50,26 @@ def batch_of(logits: Tensor, batch_first: bool) -> Tensor:
 def lengths_of(name: str, lengths: Lengths, batch: int, device: torch.device) -> Tensor:
     """The lengths as an int64 tensor (B,) on the device."""
     if not isinstance(lengths, Tensor):
-        lengths = torch.tensor(lengths, dtype=torch.int64)
+        lengths = torch.tensor(_whole_numbers(name, lengths), dtype=torch.int64)
     # The usual case first: each question to torch costs as much as the rest of this function.
     if lengths.dtype == torch.int64 and lengths.shape == (batch,) and lengths.device == device:
         return lengths
-    if lengths.is_floating_point() or lengths.numel() != batch:
-        raise ValueError(f"{name}: expected {batch} integers, got {lengths.dtype} of shape {tuple(lengths.shape)}")
+    if lengths.is_floating_point() or lengths.dtype == torch.bool or lengths.numel() != batch:
+        raise ValueError(
+            f"{name}: expected {batch} integers, got {lengths.dtype} of shape {tuple(lengths.shape)}; "
+            "logits are (T, B, V), or (B, T, V) with batch_first=True"
+        )
     return lengths.reshape(batch).to(device, torch.int64, non_blocking=True)
+
+
+def _whole_numbers(name: str, values: object) -> Any:
+    """The values, if they are a sequence of integers."""
+    if not isinstance(values, (Sequence, np.ndarray)) or isinstance(values, str):
+        raise ValueError(f"{name}: expected integers, got {type(values).__name__}")
+    for value in values:
+        if not isinstance(value, (int, np.integer, Tensor)) or isinstance(value, bool):
+            raise ValueError(f"{name}: expected integers, got {value!r}")
+    return values
 
 
 def padded_targets(
@@ -64,6 +79,8 @@ def padded_targets(
 
     target_lengths: (B,) on the device. `longest`, if given, is the width U; else concatenated targets need a host sync.
     """
+    if not isinstance(targets, Tensor):
+        raise ValueError(f"targets: expected a tensor of integers, got {type(targets).__name__}")
     batch = target_lengths.shape[0]
     # The usual case first, as in lengths_of.
     usual = targets.dtype == torch.int64 and longest is None and targets.device == device and batched
@@ -83,8 +100,8 @@ def padded_targets(
         raise ValueError(f"targets: expected (B, U) or one dimension, got shape {tuple(targets.shape)}")
     if device.type == "cpu" and not torch.compiler.is_compiling():
         given, needed = len(targets), int(target_lengths.clamp(min=0).sum())
-        if given < needed:
-            raise ValueError(f"targets: {given} concatenated labels are fewer than the sum of target_lengths, {needed}")
+        if given != needed:
+            raise ValueError(f"targets: {given} concatenated labels, but target_lengths come to {needed}")
     if longest is None:
         longest = max(0, int(target_lengths.max())) if batch else 0
     place = torch.arange(longest, device=device)
@@ -98,6 +115,8 @@ def per_gap_penalty(penalty: float | Tensor, batch: int, width: int, batched: bo
     """lambda as (B, U+1), from a number, (), (B,), or (B, U+1) ((U+1,) without a batch)."""
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     if not isinstance(penalty, Tensor):
+        if not isinstance(penalty, (float, int, np.number)):
+            raise ValueError(f"penalty: expected a number or a tensor, got {type(penalty).__name__}")
         return _filled((batch, width + 1), float(penalty), dtype, logits.device, logits.is_cuda)
     if not penalty.is_floating_point():
         penalty = penalty.to(dtype)

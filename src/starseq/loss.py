@@ -79,7 +79,7 @@ def stc_loss(
         True
     """
     return _loss(
-        "stc", logits, targets, input_lengths, target_lengths, penalty=penalty, matching=matching, blank=blank,
+        "stc", logits, targets, input_lengths, target_lengths, star=True, penalty=penalty, matching=matching, blank=blank,
         reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first, normalized=normalized,
         max_target_length=max_target_length, return_inserted=return_inserted, validate=validate, backend=backend,
     )  # fmt: skip
@@ -248,7 +248,7 @@ class SelflessCTCLoss(CTCLoss):
 def _loss(
     criterion: str, logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths, *,
     blank: int, reduction: str, zero_infinity: bool, batch_first: bool, normalized: bool, max_target_length: int | None,
-    validate: bool, backend: str, penalty: float | Tensor | None = None, matching: str = "leftmost",
+    validate: bool, backend: str, star: bool = False, penalty: float | Tensor = 0.0, matching: str = "leftmost",
     return_inserted: bool = False,
 ) -> Any:  # fmt: skip
     """Brings every form of input to one, runs the criterion, reduces."""
@@ -259,12 +259,12 @@ def _loss(
     if not batched:
         logits, batch_first, shape = logits[None], True, (1, *shape)
     batch, vocabulary = shape[0 if batch_first else 1], shape[2]
-    if not 0 <= blank < vocabulary:
+    if not isinstance(blank, int) or not 0 <= blank < vocabulary:
         raise ValueError(f"blank: {blank} is outside 0..{vocabulary - 1}, the vocabulary")
     input_lengths = lengths_of("input_lengths", input_lengths, batch, device)
     target_lengths = lengths_of("target_lengths", target_lengths, batch, device)
     targets = padded_targets(targets, target_lengths, batched, max_target_length, device)
-    log_penalty = None if penalty is None else per_gap_penalty(penalty, batch, targets.shape[1], batched, logits)
+    log_penalty = per_gap_penalty(penalty, batch, targets.shape[1], batched, logits) if star else None
 
     setting = Setting(criterion, matching, blank, normalized, backend_for(backend, device))
     loss, inserted = (_score_by_wfst if backend == "wfst" else score)(
