@@ -105,15 +105,21 @@ def test_the_command(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     code, printed, err = call(run, manifest, "-o", out, "--split", "dev", "--device", "cpu")
     assert (code or 0, err) == (0, "")
     assert "rows completed" in printed
+    before, lm_file = manifest.read_text(), tmp_path / "lm.arpa"
+    estimate([list("0123456789")], lm_file, order=2)
     for arguments, sentence in {
         ("--alpha", "0.5"): "alpha: 0.5 is the weight of a language model, and none was given",
         ("--beam", "0"): "beam: 0 is less than 1",
         ("--lm", str(tmp_path / "none.arpa")): "none.arpa: no such file",
         ("--lm", str(manifest)): "not an ARPA file",
+        ("--lm", str(lm_file)): "a language model needs its weight: give alpha",
+        ("-o", str(manifest)): "this is the file that is read; choose another name",
+        ("--device", "gpu"): "device 'gpu' is none of auto, cpu, cuda, cuda:1, ...",
     }.items():
         code, _, err = call(run, manifest, "-o", tmp_path / "other.jsonl", "--device", "cpu", *arguments)
         assert (code, sentence in err, err.count("\n")) == (2, True, 1), err
         assert not (tmp_path / "other.jsonl").exists()
+    assert manifest.read_text() == before
     rows = [json.loads(line) for line in manifest.read_text().splitlines()]
     rows[0]["text"] = "1" * 500
     long = run / "data" / "long.json"

@@ -132,6 +132,9 @@ def test_the_commands(run: Path, command: Command, tmp_path: Path) -> None:
         (["evaluate", "{run}", "none.jsonl"], "none.jsonl: no such file or directory"),
         (["evaluate", "{tmp}"], "not a run folder that can be used"),
         (["evaluate", "{run}", "--device", "cuda"], "device 'cuda' is asked for, and there is no CUDA device here"),
+        (["evaluate", "{run}", "--device", "gpu"], "device 'gpu' is none of auto, cpu, cuda, cuda:1, ..."),
+        (["evaluate", "{run}", "--device", "cuda:x"], "device 'cuda:x' is none of auto, cpu, cuda, cuda:1, ..."),
+        (["tune", "{run}", "--rounds", "0"], "rounds: 0 is not a number of searches"),
         (["transcribe", "{tmp}/none", "a.png"], "no such run folder"),
         (["report", "{run}", "--split", "test"], "split 'test' was not evaluated (there is none)"),
     ],
@@ -139,7 +142,7 @@ def test_the_commands(run: Path, command: Command, tmp_path: Path) -> None:
 def test_mistakes_are_one_sentence(
     run: Path, command: Command, tmp_path: Path, arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     done = command(*(argument.format(run=run, tmp=tmp_path) for argument in arguments))
     assert (done.code, done.out) == (2, "")
     assert sentence in done.err

@@ -39,7 +39,7 @@ def test_validate_reads_files(tmp_path: Path) -> None:
     (tmp_path / "p").write_bytes(b"sound")
     path = tmp_path / "m.jsonl"
     write_manifest(path, [{"id": f"u{i}", "path": p, "text": "a"} for i, p in enumerate(("p", "missing", "../p"))])
-    assert validate(path).bad == 0
+    assert (validate(path).bad, validate(path, root=tmp_path.parent).bad) == (1, 0)
     result = validate(path, files=True)
     assert (result.rows, result.bad) == (1, 2)
     assert result.first[0].reason == "missing: no such file"
@@ -75,6 +75,12 @@ def test_filter_keeps_rows_untouched(tmp_path: Path) -> None:
 )
 def test_conditions(tmp_path: Path, text: str, kept: int) -> None:
     assert filter_manifest(make(tmp_path / "m.jsonl"), tmp_path / "o.jsonl", [Condition.parse(text)]).kept == kept
+
+
+def test_filter_does_not_replace_what_it_reads(tmp_path: Path) -> None:
+    path = make(tmp_path / "m.jsonl")
+    with pytest.raises(DataError, match="this is the file that is read"):
+        filter_manifest(path, tmp_path / "." / "m.jsonl", [])
 
 
 def test_bad_conditions(tmp_path: Path) -> None:

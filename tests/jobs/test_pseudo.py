@@ -486,7 +486,7 @@ def test_the_command(run: Path, partial: Path, tmp_path: Path, command: Any, sev
         assert (code, sentence in err, err.count("\n")) == (2, True, 1), err
         assert not (tmp_path / "other.jsonl").exists()
     code, _, err = command(*options, "-o", partial)
-    assert (code, "this is the manifest to be labelled" in err) == (2, True)
+    assert (code, "this is the file that is read" in err) == (2, True)
 
 
 def test_a_manifest_without_splits_is_labelled_as_a_whole(run: Path, partial: Path, tmp_path: Path) -> None:

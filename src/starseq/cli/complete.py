@@ -17,11 +17,11 @@ def complete(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Manifest to write.")],
     split: Annotated[str | None, typer.Option(help="Only the rows of this split.")] = None,
     lm: Annotated[Path | None, typer.Option(help="n-gram language model over the run's tokens, ARPA or .gz.")] = None,
-    alpha: Annotated[float, typer.Option(help="Weight of the language model.")] = 0.0,
+    alpha: Annotated[float | None, typer.Option(help="Weight of --lm, which needs one.")] = None,
     beta: Annotated[float, typer.Option(help="Added for every token.")] = 0.0,
     beam: Annotated[int, typer.Option(help="Prefixes that are kept after each frame.")] = 100,
     beam_threshold: Annotated[float, typer.Option(help="Drop prefixes that are worse than the best by more.")] = 25.0,
-    tokens_per_frame: Annotated[int, typer.Option(help="The likeliest tokens of each frame extend prefixes.")] = 50,
+    beam_tokens: Annotated[int, typer.Option(help="The likeliest tokens of each frame extend prefixes.")] = 50,
     nbest: Annotated[int, typer.Option(help="Write so many transcripts of each row, in the field hyps.")] = 1,
     device: Device = "auto",
     root: Root = None,
@@ -37,7 +37,7 @@ def complete(
     with progress_bar("Completing") as progress:
         counts = job.complete(
             run, manifest, out, split=split, lm=lm, alpha=alpha, beta=beta, beam=beam, beam_threshold=beam_threshold,
-            tokens_per_frame=tokens_per_frame, nbest=nbest, device=device, root=root, skip_bad=skip_bad,
+            tokens_per_frame=beam_tokens, nbest=nbest, device=device, root=root, skip_bad=skip_bad,
             progress=progress,
         )  # fmt: skip
     typer.echo(f"{out}: {counts.done:,} of {counts.rows:,} rows completed")

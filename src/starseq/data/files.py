@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from starseq.data.errors import DataError
 
-__all__ = ["atomic_writer", "resolve_inside", "write_bytes", "write_text"]
+__all__ = ["atomic_writer", "refuse_same", "resolve_inside", "write_bytes", "write_text"]
 
 
 @contextmanager
@@ -70,6 +70,18 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` to `path` atomically, as UTF-8 and with its line ends as they are."""
     write_bytes(path, text.encode())
+
+
+def refuse_same(target: str | os.PathLike[str], source: str | os.PathLike[str]) -> None:
+    """A result that would take the place of what it is made from is a `DataError`: it may be the only copy.
+
+    >>> refuse_same("a/../labels.jsonl", "labels.jsonl")
+    Traceback (most recent call last):
+        ...
+    starseq.data.errors.DataError: a/../labels.jsonl: this is the file that is read; choose another name for the result
+    """
+    if os.path.realpath(target) == os.path.realpath(source):
+        raise DataError(f"{os.fspath(target)}: this is the file that is read; choose another name for the result")
 
 
 def resolve_inside(path: str, folder: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Path:

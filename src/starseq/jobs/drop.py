@@ -8,7 +8,7 @@ from pathlib import Path
 
 from starseq.data.drop import Dropper
 from starseq.data.errors import DataError
-from starseq.data.files import atomic_writer
+from starseq.data.files import atomic_writer, refuse_same
 from starseq.data.manifest import Progress, bad_rows_beside, manifest_writer, read_manifest, rebaser, refuse
 
 __all__ = ["DropResult", "draw_histogram", "drop"]
@@ -71,6 +71,7 @@ def drop(
     >>> result.rows + result.pruned, round(result.share_kept, 1)
     (1000, 0.5)
     """
+    refuse_same(target, source)
     histogram = [0] * BINS
     labels = kept = pruned = 0
     with bad_rows_beside(target, skip_bad) as bad, manifest_writer(target, checked=True) as writer:

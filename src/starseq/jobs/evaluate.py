@@ -168,15 +168,20 @@ def evaluate(
 
 
 def device_of(name: str) -> str:
-    """`auto` is CUDA where there is one; a device that is not there is a `DataError`.
+    """`auto` is CUDA where there is one; a device that is not there, or that nobody knows, is a `DataError`.
 
     >>> device_of("cpu")
     'cpu'
     """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise DataError(f"device {name!r} is asked for, and there is no CUDA device here")
+    kind, _, number = name.partition(":")
+    if name not in ("cpu", "cuda") and not (kind == "cuda" and number.isdecimal()):
+        raise DataError(f"device {name!r} is none of auto, cpu, cuda, cuda:1, ...")
+    if kind == "cuda" and int(number or 0) >= (there := torch.cuda.device_count()):
+        raise DataError(
+            f"device {name!r} is asked for, and there is {f'only {there}' if there else 'no'} CUDA device here"
+        )
     return name
 
 

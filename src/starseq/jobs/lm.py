@@ -21,6 +21,7 @@ from starseq.data.errors import DataError
 from starseq.data.files import write_text
 from starseq.data.manifest import Progress
 from starseq.data.seeds import generator
+from starseq.jobs.evaluate import device_of
 from starseq.lm import Scorer, scorers
 from starseq.lm.counts import SPECIALS, Numbered, number
 from starseq.lm.estimate import Estimate, estimate
@@ -299,7 +300,7 @@ class _Loop:
     def __init__(self, model: TransformerLM, sentences: Sentences, settings: Neural, folder: Path, device: str) -> None:
         from lightning.fabric import Fabric
 
-        gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
+        gpu = device_of(device).startswith("cuda")
         self.fabric = Fabric(
             accelerator="cuda" if gpu else "cpu", devices=1, precision="bf16-mixed" if gpu else "32-true"
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from starseq.data.errors import DataError
+from starseq.data.files import refuse_same, resolve_inside
 from starseq.data.manifest import (
     BadRow,
     IdSet,
@@ -70,8 +71,9 @@ def validate(
     show: int = 20,
     progress: Progress | None = None,
 ) -> Validation:
-    """Check every row, to the end of the file; with `files`, also that its file can be read and is not empty, and with
-    a `tokeniser`, that it can encode the text. `first` holds the first `show` bad rows."""
+    """Check every row, to the end of the file, and that its path stays under `root` (the manifest's folder by default);
+    with `files`, also that its file can be read and is not empty, and with a `tokeniser`, that it can encode the text.
+    `first` holds the first `show` bad rows."""
     result = Validation()
 
     def on_bad(bad: BadRow) -> None:
@@ -83,6 +85,8 @@ def validate(
         try:
             if files:
                 read_bytes(row, Path(path).parent, root)
+            else:
+                resolve_inside(row.get("archive") or row.path, Path(path).parent, root)
             if tokeniser is not None:
                 tokeniser.encode(row.text, marked=row.marked)
         except (ValueError, OSError) as error:
@@ -220,7 +224,8 @@ def filter_manifest(
     skip_bad: bool = False,
     progress: Progress | None = None,
 ) -> FilterResult:
-    """Write the rows of `source` that meet every condition to `target`."""
+    """Write the rows of `source` that meet every condition to `target`, another file."""
+    refuse_same(target, source)
     left_out = 0
     with bad_rows_beside(target, skip_bad) as bad, manifest_writer(target, checked=True) as writer:
         rebase = rebaser(source, target)

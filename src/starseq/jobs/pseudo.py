@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from starseq import __version__, criteria, runs
 from starseq.data.drop import Dropper, drop_labels
 from starseq.data.errors import DataError
-from starseq.data.files import write_text
+from starseq.data.files import refuse_same, write_text
 from starseq.data.manifest import Progress, Row, manifest_writer, read_manifest, rebaser
 from starseq.decode.beam import Beam, BeamSearch
 from starseq.decode.complete import check_search, complete
@@ -184,8 +184,7 @@ def pseudo(
         raise ValueError(f"threshold: {threshold} is not a confidence from 0 to 1")
     if merge is not None and (shard is not None or merge < 1):
         raise ValueError("merge: the number of shards that are done, without a shard to do")
-    if os.path.realpath(target) == os.path.realpath(manifest):
-        raise DataError(f"{target}: this is the manifest to be labelled; choose another name for the result")
+    refuse_same(target, manifest)
     own = _is_own(run, manifest)
     chosen = _splits(run, manifest, splits)
     dropper = run.recipe.dropper() if own else None

@@ -87,6 +87,8 @@ def tune(
     cache = cached_emissions(run, manifest, split=split, beam=beam, device=device, root=root, progress=progress)
     if not len(cache):
         raise DataError(f"{os.fspath(manifest)}: no rows in the split {split!r} to tune on")
+    if rounds < 1:
+        raise ValueError(f"rounds: {rounds} is not a number of searches")
     scorer = None if rescore is None else scorer_of(run, rescore, lexicon=lexicon is not None, device=device)
     unit: Unit = "word" if lexicon is not None else run.tokeniser.unit
     rate = _rate(unit)
