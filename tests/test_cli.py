@@ -95,9 +95,10 @@ def test_the_other_verbs_of_manifest(command: Command, full: Path, tmp_path: Pat
     assert f"{parts / 'train'}.jsonl: 90 rows" in done.out
     merged = tmp_path / "merged.jsonl"
     assert "100 rows" in command("manifest", "merge", parts / "dev.jsonl", parts / "train.jsonl", "-o", merged).out
-    assert "10 rows, 90 left out" in command("manifest", "filter", merged, merged, "--where", "split=dev").out
-    assert "dev 10" in command("manifest", "stats", merged).out
-    assert "10 rows" in command("manifest", "split", merged, parts, "--parts", "all=1", "--by", "id").out
+    dev = tmp_path / "dev.jsonl"
+    assert "10 rows, 90 left out" in command("manifest", "filter", merged, dev, "--where", "split=dev").out
+    assert "dev 10" in command("manifest", "stats", dev).out
+    assert "10 rows" in command("manifest", "split", dev, parts, "--parts", "all=1", "--by", "id").out
 
 
 def test_skip_bad_says_where_the_bad_rows_are(command: Command, full: Path, tmp_path: Path) -> None:

@@ -118,6 +118,11 @@ def test_the_commands(run: Path, command: Command, tmp_path: Path) -> None:
     (found,) = map(json.loads, out.read_text().splitlines())
     assert found["path"] == str(good)
     assert found["unit"] == "columns"
+    done = command(
+        "evaluate", run, "--device", "cpu", "--split", "dev", "--beam", "5", "--workers", "0", "--examples", "0"
+    )
+    assert (done.code, done.err) == (0, "")
+    assert [line.split()[1] for line in done.out.splitlines() if line.startswith("dev ")] == ["greedy", "beam"]
     done = command("transcribe", run, good, "--device", "cpu")
     assert (done.code, done.out) == (0, f"{good}\t{found['text']}\n")
 
@@ -134,6 +139,7 @@ def test_the_commands(run: Path, command: Command, tmp_path: Path) -> None:
         (["evaluate", "{run}", "--device", "cuda"], "device 'cuda' is asked for, and there is no CUDA device here"),
         (["evaluate", "{run}", "--device", "gpu"], "device 'gpu' is none of auto, cpu, cuda, cuda:1, ..."),
         (["evaluate", "{run}", "--device", "cuda:x"], "device 'cuda:x' is none of auto, cpu, cuda, cuda:1, ..."),
+        (["evaluate", "{run}", "--lm", "none.arpa"], "none.arpa: no such file or directory"),
         (["tune", "{run}", "--rounds", "0"], "rounds: 0 is not a number of searches"),
         (["transcribe", "{tmp}/none", "a.png"], "no such run folder"),
         (["report", "{run}", "--split", "test"], "split 'test' was not evaluated (there is none)"),

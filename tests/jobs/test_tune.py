@@ -155,6 +155,7 @@ def test_missing_weights_are_a_sentence(run: MadeRun, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"tuned\.json: damaged"):
         reader.read_by_beam(run, run.manifest, "dev")
     assert decode.BeamReader().methods() == {}
+    assert list(decode.BeamReader(searched=True).methods()) == ["beam"]
     with pytest.raises(ValueError, match="alpha: a weight of 2 needs a language model, and none was given"):
         decode.BeamReader(alpha=2.0).methods()
     with pytest.raises(ValueError, match="needs a language model to rescore with"):

@@ -35,12 +35,17 @@ def evaluate(
     rescore_alpha: RescoreAlpha = None,
     rescore_beta: Beta = None,
     rescore_unit: Annotated[Literal["char", "word"], typer.Option(help="What --rescore-beta counts.")] = "char",
-    beam: Annotated[int, typer.Option(help="Hypotheses that the search keeps after each frame.")] = 500,
+    beam: Annotated[
+        int | None,
+        typer.Option(
+            help="Also a beam search, which keeps so many hypotheses after each frame.", show_default="500 with --lm"
+        ),
+    ] = None,
     beam_tokens: Annotated[int, typer.Option(help="Tokens of each frame that extend them.")] = 50,
     workers: Annotated[int, typer.Option(help="Processes that search; 0 is this one alone.")] = 2,
     examples: Annotated[int, typer.Option(help="Show so many of the worst readings, and as many others.")] = 3,
 ) -> None:
-    """Error rates per split: by greedy reading, with --lm by beam search, with --rescore after rescoring, side by side.
+    """Error rates per split: by greedy reading, with --lm or --beam by beam search, with --rescore after rescoring, side by side.
 
     Prints a table and examples, adds to results.json of the run, and leaves what was read in its folder `readings`.
     """
@@ -51,7 +56,8 @@ def evaluate(
     with progress_bar("Reading") as progress:
         reader = BeamReader(
             lm, lexicon, rescore, alpha, beta, rescore_alpha, rescore_beta, rescore_unit,
-            Beam(size=beam, tokens=beam_tokens), workers, job.device_of(device), root, progress,
+            Beam(size=500 if beam is None else beam, tokens=beam_tokens), workers, job.device_of(device), root, progress,
+            searched=beam is not None,
         )  # fmt: skip
         result = job.evaluate(
             run, manifest, splits=split or (), device=device, root=root, methods=reader.methods(), progress=progress

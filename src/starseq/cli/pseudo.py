@@ -17,7 +17,7 @@ def pseudo(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Manifest to write.")],
     kind: Annotated[
         Literal["plain", "keep-known", "confident"],
-        typer.Option(help="What becomes of known labels, and of labels that are not sure: see below."),
+        typer.Option(help="What becomes of known labels, and of labels that are not sure: see above."),
     ],
     threshold: Annotated[float, typer.Option(help="Confident: labels below become gaps again.")] = 0.9,
     split: Annotated[

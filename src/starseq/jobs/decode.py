@@ -132,6 +132,8 @@ class BeamReader:
     device: str = "cpu"
     root: str | os.PathLike[str] | None = None
     progress: Progress = lambda done, total: None
+    searched: bool = False
+    """a beam search also where no language model and no lexicon asks for one"""
 
     def methods(self) -> Mapping[str, Callable[[Run, Path, str | None], Mapping[str, str]]]:
         """Name to decoder, in the order of a table."""
@@ -141,7 +143,7 @@ class BeamReader:
             raise ValueError(
                 f"rescore alpha: a weight of {self.rescore_alpha:g} needs a language model to rescore with"
             )
-        if self.lm is None and self.rescore_lm is None and self.lexicon is None:
+        if self.lm is None and self.rescore_lm is None and self.lexicon is None and not self.searched:
             return {}
         return {"beam": self.read_by_beam} | ({"rescored": self.read_rescored} if self.rescore_lm is not None else {})
 
@@ -179,6 +181,8 @@ class BeamReader:
         if tuned is None or not _same_file(tuned["lm"], lm):
             if lm is None:  # nothing for alpha to weigh
                 return 0.0, beta or 0.0
+            if method == "beam" and not os.path.exists(lm):
+                raise DataError(f"{os.fspath(lm)}: no such file or directory")
             what = "are not tuned" if tuned is None else f"were tuned with {tuned['lm']}"
             raise DataError(
                 f"{run.folder}: the weights of {method} {what}: run `starseq tune` with {os.fspath(lm)}, or give alpha and beta"
