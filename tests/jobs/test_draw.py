@@ -117,3 +117,6 @@ def test_the_command_fails_in_one_sentence_and_leaves_the_file(
     assert run(monkeypatch, "draw", "stc", "cat", "--penalty", "1", "-o", path) == 2
     assert capsys.readouterr().err == "starseq: penalty: 1 is not a log-weight <= 0\n"
     assert path.read_text() == "old"
+    assert run(monkeypatch, "draw", "stc", "cat", "-o", tmp_path / "a.pdf") == 2
+    assert "a drawing is one of .txt, .dot, .gv, .svg; or say its --format" in capsys.readouterr().err
+    assert not (tmp_path / "a.pdf").exists()

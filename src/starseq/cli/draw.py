@@ -45,10 +45,13 @@ def draw(
     """
     from starseq.jobs import draw as job
 
+    suffix = output.suffix.lower() if output else ""
+    if format is None and suffix not in ("", *job.FORMATS):
+        raise ValueError(f"{output}: a drawing is one of {', '.join(job.FORMATS)}; or say its --format")
     drawing = job.draw(
         criterion,
         text,
-        format=format or job.FORMATS.get(output.suffix.lower() if output else "", "text"),
+        format=format or job.FORMATS.get(suffix, "text"),
         unit=unit,
         penalty=penalty,
         matching=matching,
