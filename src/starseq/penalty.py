@@ -90,7 +90,7 @@ class AdaptivePenalty(nn.Module):
     each by itself: 1 - r^2 U_v / max(N_v, U_v); but not more than 2 d, for a token that others are taken for seems to lack labels,
     too. (Tokens are counted by their number modulo 1024, and as if each had been read 20 times more, labelled as all together are:
     a rare one says nothing.) With `steps` alone s is d; with `token_quantile` alone p = d^(1 - g) * sqrt(e)^g; with neither p is d.
-    With nothing missing p ends at the root of `p_min`.
+    With nothing missing p ends at `p_min`, or at the root of it.
 
     Something is read at a frame where the best token comes to more than `threshold` against the blank, right or wrong, and the
     same token in neighbouring frames is read once. So p itself hardly moves what is counted: where it is too low a model puts
