@@ -106,7 +106,8 @@ class Table:
     overrides: Sequence[str] = ()
     """of the recipe, for every training"""
     schedules: Mapping[str, Any] = field(default_factory=dict)
-    """the grid of hand-set schedules: `grid` of (p0, p_max), and `half_life`; each is a method `stc-P0-PMAX`"""
+    """the grid of hand-set schedules: `grid` of (p0, p_max), `half_life`, and maybe `train`, further overrides; each is a
+    method `stc-P0-PMAX`"""
     supervised: str = "ctc"
     """the method that is the base of ratios, at full labels"""
     base_at_most: float | None = None
@@ -156,7 +157,7 @@ class Table:
                 "title": f"STC p {p0:g} to {p_max:g}",
                 "train": [
                     "criterion.name=stc", "penalty.name=schedule", f"penalty.p0={p0:g}", f"penalty.p_max={p_max:g}",
-                    f"penalty.half_life={self.schedules['half_life']}",
+                    f"penalty.half_life={self.schedules['half_life']}", *self.schedules.get("train", ()),
                 ],
             }
             for p0, p_max in self.schedules.get("grid", ())

@@ -39,6 +39,7 @@ WRONG = [
     ("trainer.max_steps=null", "trainer.max_steps or trainer.max_epochs must be given"),
     ("data.max_items=null", "data.budget or data.max_items must be given"),
     ("text.unknown=letters", "text.unknown: 'letters' spells words, and text.unit is 'char'"),
+    ("text={unit: word, missing: char}", "text.missing: a word that lost a 'char' is not a label, and text.unit is 'word'"),
     ("nonsense", "override 'nonsense' is not of the form key=value"),
     ("optim.lr=[1", "not YAML"),
     ("data.root=${", "not YAML"),
@@ -189,3 +190,8 @@ def test_names_of_recipes() -> None:
     with pytest.raises(FileNotFoundError):
         load_recipe("nowhere/x.yaml")
     assert isinstance(load_recipe("digits"), Recipe)
+
+
+def test_the_tokeniser_knows_that_only_words_can_be_missing() -> None:
+    tokeniser = load_recipe("librispeech-7h").tokeniser(Vocabulary("ab "))
+    assert tokeniser.encode("AB a").open == (True, False, False, True, True)

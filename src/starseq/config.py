@@ -112,6 +112,8 @@ class Text:
     max_letters: int | None = None
     """a longer word is no label"""
     unknown: Literal["raise", "drop", "letters"] = "raise"
+    missing: Literal["word", "char"] | None = None
+    """what can be missing where no gap is marked; None: any label. Words, with characters as labels: no gap inside a word is open"""
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ class Recipe:
         return source.height if isinstance(source, LineReader) else 0
 
     def tokeniser(self, vocabulary: Vocabulary) -> Tokeniser:
-        return Tokeniser(vocabulary, self.text.unit, self.text.unknown, self.text.normaliser)
+        return Tokeniser(vocabulary, self.text.unit, self.text.unknown, self.text.normaliser, self.text.missing)
 
     def network(self, vocabulary: Vocabulary) -> nn.Module:
         """The model, with weights as its module initialises them."""
@@ -564,6 +566,8 @@ def _check(recipe: Recipe) -> None:
         raise DataError("data.budget or data.max_items must be given: how large is a batch?")
     if recipe.text.unknown == "letters" and recipe.text.unit == "char":
         raise DataError("text.unknown: 'letters' spells words, and text.unit is 'char'")
+    if recipe.text.missing == "char" and recipe.text.unit == "word":
+        raise DataError("text.missing: a word that lost a 'char' is not a label, and text.unit is 'word'")
     positive = {
         "data.budget": data.budget, "data.max_items": data.max_items, "data.buckets": data.buckets,
         "text.size": recipe.text.size, "optim.lr": optim.lr, "optim.clip": optim.clip,

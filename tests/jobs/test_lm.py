@@ -166,6 +166,20 @@ def test_what_cannot_be_resumed(text, tmp_path):
         )
 
 
+def test_a_transformer_of_characters_knows_the_space(text, tmp_path):
+    (tmp_path / "dev.txt").write_text("1 2 z\n")
+    settings = job.Neural(max_steps=2, eval_every=2, **SMALL)
+    job.train_neural([text], tmp_path / "lm", settings, unit="char", dev=[tmp_path / "dev.txt"], device="cpu")
+    lm = TransformerLM.load(tmp_path / "lm")
+    unknown = lm.vocabulary.index("<unk>")
+    assert [token == unknown for token in lm.encode("1 2 z")] == [False] * 4 + [True]
+    assert lm.vocabulary[lm.encode(" ")[0]] == " "
+    # The tokens that it was trained and evaluated on are those that it reads.
+    _, trained, held_out = job._read([text], [tmp_path / "dev.txt"], tmp_path, settings, "char", None)
+    assert held_out[0].tolist() == lm.encode("1 2 z")
+    assert trained[0].tolist() == lm.encode(text.read_text().splitlines()[0])
+
+
 def test_neural_by_command_with_dev_text_and_unknown_words(text, tmp_path):
     (tmp_path / "dev.txt").write_text("1 2 zebra\n")
     sizes = [f"--{name.replace('_steps', '').replace('_', '-')}={value}" for name, value in SMALL.items()]

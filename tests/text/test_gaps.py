@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +49,33 @@ def test_parsing_any_text_gives_one_gap_more_than_labels(text: str) -> None:
     for unit in ("word", "char"):
         labels, gaps = parse(text, unit)
         assert len(gaps) == len(labels) + 1
+
+
+@given(st.lists(st.text(alphabet="ab", min_size=1, max_size=3), min_size=1, max_size=6), st.data())
+def test_lost_words_fit_into_the_gaps_between_words(words: list[str], data: st.DataObject) -> None:
+    """Whatever words are lost, their letters and a space fit into the open gaps; those inside of words are closed."""
+    kept = data.draw(st.lists(st.booleans(), min_size=len(words), max_size=len(words)))
+    text = " ".join(word for word, keep in zip(words, kept, strict=True) if keep)
+    labels, gaps = parse(text, "char", missing="word")
+    assert "".join(labels) == text
+    pattern = "".join((".*" if is_open else "") + label for label, is_open in zip((*labels, ""), gaps, strict=True))
+    assert re.fullmatch(pattern, " ".join(words))
+    assert all(gaps[i] == labels[i - 1].isspace() for i in range(1, len(labels)))
+
+
+def test_missing_words_leave_marks_and_words_as_labels_alone() -> None:
+    assert parse("ab c*", "char", missing="word") == parse("ab c*", "char")
+    assert parse("ab c", "char", missing="word", marked=True).open == (False,) * 5
+    assert parse("ab c", "word", missing="word") == parse("ab c", "word")
+    assert parse("ab", "char", missing="char") == parse("ab", "char")
+
+
+@pytest.mark.parametrize(("unit", "missing", "message"), [
+    ("word", "char", "missing='char' needs unit='char'"), ("char", "line", "missing must be 'word', 'char' or None, not 'line'"),
+])  # fmt: skip
+def test_what_is_missing_is_not_smaller_than_a_label(unit: str, missing: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse("ab", unit, missing=missing)  # type: ignore[arg-type]
 
 
 def test_leading_trailing_and_double_spaces_are_labels_in_character_mode() -> None:

@@ -265,9 +265,11 @@ def _read(
     with tempfile.TemporaryDirectory(dir=folder, prefix=".text.") as scratch:
         text = number(map(split, read_texts(texts, normaliser=normaliser)), Room(Path(scratch), 64 << 20))
         frequencies = dict(zip(text.words, text.frequencies().tolist(), strict=True))
-        kept = {word: count for word, count in frequencies.items() if word not in SPECIALS}
-        ranked = Vocabulary.top(kept, settings.vocabulary_size).tokens[1:] if kept else ()
-        vocabulary = Vocabulary([*(" " if token == SPACE and unit == "char" else token for token in ranked), UNKNOWN])
+        spelled = {SPACE: " "} if unit == "char" else {}
+        kept = {spelled.get(word, word): count for word, count in frequencies.items() if word not in SPECIALS}
+        labels = Vocabulary.top(kept, settings.vocabulary_size).tokens[1:] if kept else ()
+        vocabulary = Vocabulary([*labels, UNKNOWN])
+        ranked = [SPACE if label in spelled.values() else label for label in labels]
         sentences = _sentences(text, ranked)
     if dev:
         index = {token: i for i, token in enumerate(ranked, start=1)}

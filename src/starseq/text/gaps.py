@@ -12,7 +12,18 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-__all__ = ["Partial", "Unit", "escape", "has_gap", "join_gaps", "parse", "render", "split_gaps", "unescape"]
+__all__ = [
+    "Partial",
+    "Unit",
+    "check_missing",
+    "escape",
+    "has_gap",
+    "join_gaps",
+    "parse",
+    "render",
+    "split_gaps",
+    "unescape",
+]
 
 Unit = Literal["word", "char"]
 
@@ -88,12 +99,15 @@ def has_gap(text: str) -> bool:
     return "*" in text and any(len(match[1]) % 2 == 0 for match in _STAR.finditer(text))
 
 
-def parse(text: str, unit: Unit, *, marked: bool = False) -> Partial:
+def parse(text: str, unit: Unit, *, marked: bool = False, missing: Unit | None = None) -> Partial:
     """The labels of `text`, and its open gaps.
 
     Gaps are open where `text` marks them. A text without a mark is open everywhere, or, if it is known that gaps are
-    `marked`, complete. With ``unit="char"`` every character is a label, spaces too. With ``unit="word"`` a word that a
-    star touches (``qu*``) is a piece of a word: it is not a label, and the gap takes it.
+    `marked`, complete. If characters are labels, but only whole words can be `missing`, it is open at its ends and
+    before each word (a lost word goes with the space after it; the last one, with the space before), and closed inside words.
+
+    With ``unit="char"`` every character is a label, spaces too. With ``unit="word"`` a word that a star touches (``qu*``)
+    is a piece of a word: it is not a label, and the gap takes it.
 
     >>> parse("the * fox", "word")
     Partial(labels=('the', 'fox'), open=(False, True, False))
@@ -101,12 +115,17 @@ def parse(text: str, unit: Unit, *, marked: bool = False) -> Partial:
     (('a', ' ', 'b'), (True, True, True, True))
     >>> parse("a b", "word", marked=True).open
     (False, False, False)
+    >>> parse("ab c", "char", missing="word").open
+    (True, False, False, True, True)
     >>> parse("the qu* fox", "word")
     Partial(labels=('the', 'fox'), open=(False, True, False))
     """
+    check_missing(unit, missing)
     segments = split_gaps(text)
     pieces = [list(segment) for segment in segments] if unit == "char" else _words(segments)
     labels = tuple(label for piece in pieces for label in piece)
+    if len(segments) == 1 and unit == "char" and missing == "word" and not marked:
+        return Partial(labels, (True, *map(str.isspace, labels[:-1]), True) if labels else (True,))
     if len(segments) == 1:
         return Partial(labels, (not marked,) * (len(labels) + 1))
     gaps = [False] * (len(labels) + 1)
@@ -115,6 +134,14 @@ def parse(text: str, unit: Unit, *, marked: bool = False) -> Partial:
         position += len(piece)
         gaps[position] = True
     return Partial(labels, tuple(gaps))
+
+
+def check_missing(unit: Unit, missing: Unit | None) -> None:
+    """Raises ValueError where what can be missing is smaller than a label."""
+    if missing not in (None, "word", "char"):
+        raise ValueError(f"missing must be 'word', 'char' or None, not {missing!r}")
+    if (unit, missing) == ("word", "char"):
+        raise ValueError("missing='char' needs unit='char': a word that lost characters is not a label")
 
 
 def _words(segments: Sequence[str]) -> list[list[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from starseq.text.gaps import Unit, parse
+from starseq.text.gaps import Unit, check_missing, parse
 from starseq.text.normalise import Normaliser
 from starseq.text.vocabulary import CONTINUED, Vocabulary
 
@@ -30,7 +30,8 @@ class Tokeniser:
     `unknown` says what becomes of a label that the vocabulary lacks. ``"raise"``: a `ValueError`. ``"drop"``: it goes,
     and the gap in its place is open, so the star takes it. ``"letters"`` (words only): it is spelled out, the first
     letter as it is and the others as continuations, with closed gaps between them (`Vocabulary.top` with `letters`
-    makes such a vocabulary).
+    makes such a vocabulary). `missing` is what can be missing in a text without marks: any label, or with
+    ``unit="char", missing="word"`` only whole words (see `starseq.text.gaps.parse`).
 
     >>> tokeniser = Tokeniser(Vocabulary(["the", "fox"]), "word", unknown="drop")
     >>> tokeniser.encode("the quick fox", marked=True)
@@ -46,6 +47,7 @@ class Tokeniser:
     unit: Unit
     unknown: Unknown = "raise"
     normaliser: Normaliser | None = None
+    missing: Unit | None = None
 
     def __post_init__(self) -> None:
         if self.unit not in ("word", "char"):
@@ -54,10 +56,12 @@ class Tokeniser:
             raise ValueError(f"unknown must be 'raise', 'drop' or 'letters', not {self.unknown!r}")
         if self.unknown == "letters" and self.unit == "char":
             raise ValueError("unknown='letters' spells words, and unit='char' has none")
+        check_missing(self.unit, self.missing)
 
     def encode(self, text: str, *, marked: bool = False) -> Encoded:
         """Indices and gaps of a text with or without marks (see `starseq.text.gaps.parse`)."""
-        partial = parse(self.normaliser(text) if self.normaliser else text, self.unit, marked=marked)
+        text = self.normaliser(text) if self.normaliser else text
+        partial = parse(text, self.unit, marked=marked, missing=self.missing)
         labels: list[int] = []
         gaps = [partial.open[0]]
         unknown: list[str] = []
