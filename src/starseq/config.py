@@ -113,7 +113,7 @@ class Text:
     """a longer word is no label"""
     unknown: Literal["raise", "drop", "letters"] = "raise"
     missing: Literal["word", "char"] | None = None
-    """what can be missing where no gap is marked; None: any label. Words, with characters as labels: no gap inside a word is open"""
+    """what can be missing where no gap is marked; None: any label. Words, with characters as labels: none inside words is open"""
 
 
 @dataclass(frozen=True)
