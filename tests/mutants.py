@@ -212,6 +212,15 @@ MUTANTS = [
     Mutant("adaptive: beside the steps tokens are all alike", "penalty.py", "* lacking**right)", "* missing**right)", PENALTY),
     Mutant("adaptive: it is the root at once", "penalty.py",
            "(self.step / self.steps).clamp(max=1.0)", "torch.ones_like(kept)", PENALTY),
+    # labels
+    Mutant("whole words are missing: gaps before spaces", "text/gaps.py",
+           "(True, *map(str.isspace, labels[:-1]), True)", "(True, *map(str.isspace, labels[1:]), True)",
+           "tests/text/test_gaps.py"),
+    Mutant("whole words are missing: the tokeniser forgets it", "text/tokeniser.py",
+           "marked=marked, missing=self.missing)", "marked=marked)", "tests/test_config.py -k tokeniser"),
+    Mutant("a Transformer of characters: the space is unknown", "jobs/lm.py",
+           "ranked = [SPACE if label in spelled.values() else label for label in labels]", "ranked = labels",
+           "tests/jobs/test_lm.py -k space"),
     # language models
     Mutant("mix: a word alone before the last", "lm/ngram.py",
            "        begins[:, 0] = True\n        log_p = self", "        begins[:, -2] = True\n        log_p = self", MIX),
