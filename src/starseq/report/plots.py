@@ -81,8 +81,11 @@ def series_svg(
         figure = Figure(figsize=(6.4, 3.8), layout="constrained")
         axes = figure.add_subplot()
         for index, (name, points) in enumerate(series.items()):
-            colour = COLOURS[index % len(COLOURS)]
-            axes.plot(*zip(*sorted(points), strict=True), color=colour, marker="o", markersize=4, label=name)
+            again, colour = divmod(index, len(COLOURS))
+            axes.plot(
+                *zip(*sorted(points), strict=True), color=COLOURS[colour], linestyle="--" if again % 2 else "-", marker="o",
+                markersize=4, label=name,
+            )  # fmt: skip
         values = [value for points in series.values() for _, value in points]
         if diagonal:
             ends = [place for points in series.values() for place, _ in points]
