@@ -485,6 +485,8 @@ def test_the_command(run: Path, partial: Path, tmp_path: Path, command: Any, sev
         code, _, err = command(*options, "-o", tmp_path / "other.jsonl", *arguments)
         assert (code, sentence in err, err.count("\n")) == (2, True, 1), err
         assert not (tmp_path / "other.jsonl").exists()
+    code, _, err = command(*options, "-o", tmp_path / "other.jsonl", "--kind", "keep-known")
+    assert (code, err) == (2, "starseq: --threshold is for --kind confident, not keep-known\n")
     code, _, err = command(*options, "-o", partial)
     assert (code, "this is the file that is read" in err) == (2, True)
 

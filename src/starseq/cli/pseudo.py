@@ -19,7 +19,9 @@ def pseudo(
         Literal["plain", "keep-known", "confident"],
         typer.Option(help="What becomes of known labels, and of labels that are not sure: see above."),
     ],
-    threshold: Annotated[float, typer.Option(help="Confident: labels below become gaps again.")] = 0.9,
+    threshold: Annotated[
+        float | None, typer.Option(help="Confident: labels below become gaps again.", show_default="0.9")
+    ] = None,
     split: Annotated[
         list[str] | None,
         typer.Option(help="Label this split; may be repeated.", show_default="what the run was trained on"),
@@ -70,10 +72,12 @@ def pseudo(
     from starseq.jobs import pseudo as job
     from starseq.jobs._stream import Shard
 
+    if threshold is not None and kind != "confident":
+        raise ValueError(f"--threshold is for --kind confident, not {kind}")
     with progress_bar("Labelling" if merge is None else "Merging") as progress:
         summary = job.pseudo(
-            run, manifest, out, kind=kind, threshold=threshold, splits=split or (), lm=lm, lexicon=lexicon,
-            rescore=rescore, alpha=alpha, beta=beta, rescore_alpha=rescore_alpha, rescore_beta=rescore_beta,
+            run, manifest, out, kind=kind, threshold=job.THRESHOLD if threshold is None else threshold, splits=split or (),
+            lm=lm, lexicon=lexicon, rescore=rescore, alpha=alpha, beta=beta, rescore_alpha=rescore_alpha, rescore_beta=rescore_beta,
             rescore_unit=rescore_unit, beam=beam, beam_tokens=beam_tokens, workers=workers, device=device, root=root,
             skip_bad=skip_bad, shard=None if shard is None else Shard.parse(shard), merge=merge, progress=progress,
         )  # fmt: skip

@@ -38,11 +38,13 @@ from starseq.text.error_rate import ErrorCounts
 from starseq.text.gaps import Partial, Unit, escape, has_gap, parse, render
 from starseq.text.tokeniser import Tokeniser
 
-__all__ = ["KINDS", "Kind", "Summary", "pseudo"]
+__all__ = ["KINDS", "THRESHOLD", "Kind", "Summary", "pseudo"]
 
 Kind = Literal["plain", "keep-known", "confident"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 BINS = 20
+THRESHOLD = 0.9
+"""of a confident label"""
 
 _BEAM, _COMPLETION_BEAM, _NBEST = 500, 100, 512
 """as `starseq evaluate` and `starseq complete` have them"""
@@ -141,7 +143,7 @@ def pseudo(
     target: PathLike,
     *,
     kind: Kind,
-    threshold: float = 0.9,
+    threshold: float = THRESHOLD,
     splits: Sequence[str] = (),
     lm: PathLike | None = None,
     lexicon: PathLike | None = None,
