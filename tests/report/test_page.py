@@ -15,7 +15,7 @@ from starseq.decode.align import align
 from starseq.report.alignment import alignment_svg
 from starseq.report.page import AlignmentView, Example, RunView, page
 from starseq.report.pictures import picture
-from starseq.report.plots import curves_svg, training_curves
+from starseq.report.plots import COLOURS, curves_svg, series_svg, training_curves
 from starseq.train.metrics import read_metrics
 
 EVIL = "<script>alert('x')</script>\"&$x_1^"
@@ -148,3 +148,10 @@ def test_a_picture_of_sound_has_low_bands_down() -> None:
     assert (sound[0] == 255).all()
     assert (line[0] == 0).all()
     assert (line[-1] == 255).all()
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_lines_that_share_a_colour_differ_in_their_dashes(more: int) -> None:
+    series = {f"line {i}": [(0.0, 10.0 + i), (1.0, 20.0)] for i in range(len(COLOURS) + more)}
+    dashed = {part.partition('"')[0] for part in series_svg(series, x="x", y="y").split("stroke-dasharray")[1:]}
+    assert bool(dashed) == bool(more)

@@ -454,3 +454,11 @@ def test_the_tables_of_the_repository(path: Path) -> None:
                     load_recipe(command[1], [part for part in command[2:] if "=" in part])
     assert ("0.5" if path.stem == "4" else "0") in seen
     assert any(name.startswith("stc") for name in seen)
+
+
+def test_schedules_have_overrides_of_their_own(place: Place) -> None:
+    place.table.write_text(TABLE.replace("half_life: 2}", "half_life: 2, train: [text.missing=word]}"))
+    table = Table.load(str(place.table))
+    assert all(spec["train"][-1] == "text.missing=word" for spec in table.grid().values())
+    assert "text.missing=word" in table.cell("0.4", "stc-0.1-0.6", 0).steps[0].commands[0]
+    assert "text.missing=word" not in table.cell("0.4", "ctc", 0).steps[0].commands[0]
