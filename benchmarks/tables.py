@@ -81,6 +81,8 @@ class Runner:
     threads: int = 1
     free: Sequence[str] = ()
     """overrides of every training that decide no result"""
+    workers: int | None = None
+    """processes of a search; by default 2, and none where several jobs are side by side"""
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -191,8 +193,9 @@ class Runner:
             begun = self.work.folder / command[command.index("--out") + 1] / "last.ckpt"
             return [*command, "--device", self.device, *(["--resume"] if begun.exists() else [])]
         if command[0] in ("evaluate", "tune", "pseudo"):
-            workers = ["--workers", "0" if self.jobs > 1 else "2"] if step.stage in ("tune", "beam", "pseudo") else []
-            return [*command, "--device", self.device, *workers]
+            workers = self.workers if self.workers is not None else 0 if self.jobs > 1 else 2
+            searches = ["--workers", str(workers)] if step.stage in ("tune", "beam", "pseudo") else []
+            return [*command, "--device", self.device, *searches]
         return list(command)
 
     def _launch(self, job: Job) -> None:
@@ -385,7 +388,7 @@ def _run(args: argparse.Namespace) -> int:
         runner = Runner(
             work, args.results, args.data, [os.path.abspath(found), *words], args.jobs, args.device,
             args.machine or f"{os.uname().machine}, {cores} cores", args.commit or _commit(), args.minutes, stages,
-            max(1, cores // args.jobs), args.free,
+            max(1, cores // args.jobs), args.free, args.workers,
         )  # fmt: skip
         # Ended from outside, such as by `timeout`, it still ends what it started, and packs.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -440,6 +443,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--free", action="append", default=[], metavar="KEY=VALUE",
         help="a further override that decides no result, such as data.workers=2: the cell stays the same")  # fmt: skip
+    add("--workers", type=int, help="processes of each search (default: 2; with several jobs none)")
     add("--minutes", type=float, help="start nothing that takes longer than what is left of them; then cut what runs")
     add("--stages", default=",".join(STAGES), help="kinds of steps that this machine can run (default: %(default)s)")
     add(

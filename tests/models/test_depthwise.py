@@ -49,7 +49,10 @@ def by_torch(x: Tensor, weight: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(
     ("C", "H", "W", "K"),
-    [(1, 1, 1, 3), (3, 5, 7, 3), (2, 8, 70, 3), (1, 3, 517, 3), (2, 4, 9, 1), (3, 6, 5, 5), (1, 7, 9, 11)],
+    [
+        *((1, 1, 1, 3), (3, 5, 7, 3), (2, 8, 70, 3), (1, 3, 256, 3), (1, 3, 517, 3), (2, 1, 9, 3)),
+        *((2, 4, 9, 1), (3, 6, 5, 5), (1, 7, 9, 11)),
+    ],
 )
 def test_like_torch(C: int, H: int, W: int, K: int, dtype: torch.dtype) -> None:
     """Channels of part of a block, of many, rows longer than a block; kernels larger than the image."""
@@ -161,21 +164,28 @@ def test_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(layer(x.as_subclass(OnCuda)), by_torch(x, layer.weight), check_dtype=True)
 
 
+KERNELS = (
+    (depthwise_triton._convolution, {"TURNED": True, "K": 11}),
+    (depthwise_triton._correlation, {"K": 11}),
+    (depthwise_triton._convolution_down, {"TURNED": True}),
+    (depthwise_triton._correlation_down, {}),
+)
+
+
 @outside
-@pytest.mark.parametrize("kernel", [3, 11])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_compiles_for_hopper(kernel: int, dtype: str) -> None:
+def test_compiles_for_hopper(dtype: str) -> None:
     from tests.test_triton_compiles import compile_kernel
 
     types = dict.fromkeys(("x_ptr", "out_ptr", "grad_ptr"), f"*{dtype}")
     types |= dict.fromkeys(("weight_ptr", "parts_ptr"), "*fp32")
-    constants = {"EXACT": False, "K": kernel, "BLOCK": depthwise_triton._BLOCK}
-    for function, more in ((depthwise_triton._convolution, {"TURNED": True}), (depthwise_triton._correlation, {})):
-        assert compile_kernel(function, types, {**constants, **more}, depthwise_triton._WARPS)
+    for function, constants in KERNELS:
+        block, warps = depthwise_triton._columns(300)
+        assert compile_kernel(function, types, {"EXACT": False, "BLOCK": block, **constants}, warps)
 
 
 @outside
 def test_integers_are_not_specialised() -> None:
     from tests.test_triton_compiles import assert_not_specialised
 
-    assert_not_specialised(depthwise_triton._convolution, depthwise_triton._correlation)
+    assert_not_specialised(*(function for function, _ in KERNELS))

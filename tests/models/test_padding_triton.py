@@ -69,7 +69,7 @@ def poisoned(x: Tensor, lengths: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(
     ("C", "H", "W"),
-    [(1, 1, 1), (3, 5, 7), (2, 8, 70), (1, 3, 517), (1, 1, 2_053), (1, 33, 251)],
+    [(1, 1, 1), (3, 5, 7), (2, 8, 70), (1, 3, 517), (1, 8, 512), (1, 1, 4_099), (1, 33, 251)],
 )
 def test_like_torch(C: int, H: int, W: int, dtype: torch.dtype) -> None:
     """Channels of part of a block, of many, rows longer than a block, aligned and odd; rubbish past every length."""
@@ -226,7 +226,7 @@ def test_models_do_not_need_triton() -> None:
 
 @outside
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("pixels", [1_200, 19_201])
+@pytest.mark.parametrize("pixels", [1_200, 8_000, 19_200, 19_201])
 def test_compiles_for_hopper(pixels: int, dtype: str) -> None:
     """And where channels begin at multiples of 16 bytes, all pixels are read and written 16 bytes at a time."""
     from tests.test_triton_compiles import compile_kernel
@@ -234,8 +234,9 @@ def test_compiles_for_hopper(pixels: int, dtype: str) -> None:
     exact = dtype == "fp64"
     types = dict.fromkeys(("x_ptr", "out_ptr", "grad_ptr"), f"*{dtype}")
     types |= dict.fromkeys(("weight_ptr", "bias_ptr", "moments_ptr", "parts_ptr"), "*fp64" if exact else "*fp32")
-    block, warps, align = padding_triton._blocks(pixels)
-    constants = {"EXACT": exact, "ALIGN": align, "BLOCK": block}
+    block, warps, whole, align = padding_triton._blocks(pixels)
+    assert whole == (pixels < 8192)
+    constants = {"EXACT": exact, "WHOLE": whole, "ALIGN": align, "BLOCK": block}
     for kernel, numbers in (
         (padding_triton._forward, 5),
         (padding_triton._backward, 6),

@@ -229,6 +229,16 @@ def test_what_decides_no_result_leaves_the_cell_as_it_is(place: Place) -> None:
     assert len(place.commands("train")) == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "workers"), [((), "2"), (("--jobs", "2"), "0"), (("--jobs", "2", "--workers", "5"), "5")]
+)
+def test_processes_of_a_search(place: Place, options: tuple[str, ...], workers: str) -> None:
+    place.run("--cell", "0.4/stc+beam/0", *options)
+    searches = [*place.commands("tune"), *(c for c in place.commands("evaluate") if "--lm" in c)]
+    assert len(searches) == 2
+    assert {command[command.index("--workers") + 1] for command in searches} == {workers}
+
+
 def test_files_that_are_not_left_are_a_failure(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,8 @@ WIDTHS = {0: 256, 2: 512, 4: 1024, 6: 2048}
 """The channels that leave a block, where they are not those that entered it."""
 POOLS = (0, 2)
 """The blocks after which there is a 2 x 2 maximum."""
+ALIGN = 8
+"""Columns are padded to a multiple of so many frames: rows of other lengths are read value by value, at half the speed."""
 
 
 def build(
@@ -61,7 +63,8 @@ class GatedConv(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, W, H), lengths (B,) -> logits (B, T', V), lengths' (B,)."""
         frames = -(-x.shape[1] // self.stride)
-        right, below = max(1, frames) * self.stride - x.shape[1], -x.shape[2] % self.stride
+        wide = max(1, -(-frames // ALIGN)) * ALIGN
+        right, below = wide * self.stride - x.shape[1], -x.shape[2] % self.stride
         x = F.pad(clear(x, lengths), (0, below, 0, right)).transpose(1, 2)[:, None]  # (B, 1, H, W)
         x = standardise(x, lengths, channels=True)
         mask = real(lengths, x.shape[3])[:, None, None].to(x.dtype)
@@ -73,8 +76,10 @@ class GatedConv(nn.Module):
                 x = F.elu(self.grow[str(i)](x, lengths))
             if i in POOLS:
                 x, lengths = F.max_pool2d(x, 2), frames_after(lengths, 2)
-        x = standardise(x, lengths, channels=True).mean(2).transpose(1, 2)
-        return self.output(self.dropout(x[:, :frames])), lengths
+        x = self.dropout(standardise(x, lengths, channels=True).mean(2)[:, :, :frames])
+        # A product from the left, and no linear layer: its gradient, and those of all blocks after it, lie as the images do.
+        logits = torch.bmm(self.output.weight.expand(len(x), -1, -1), x).transpose(1, 2) + self.output.bias
+        return logits, lengths
 
 
 class Normed(nn.Module):
@@ -82,12 +87,30 @@ class Normed(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, depthwise: int = 0) -> None:
         super().__init__()
-        self.conv = DepthwiseConv(inputs, depthwise) if depthwise else nn.Conv2d(inputs, outputs, 1, bias=False)
+        self.conv = DepthwiseConv(inputs, depthwise) if depthwise else PointwiseConv(inputs, outputs)
         self.norm = InstanceNorm(outputs)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         y: Tensor = self.norm(self.conv(x), lengths)
         return y
+
+
+class PointwiseConv(nn.Conv2d):
+    """1 x 1, without bias. On a GPU a product for each image, which leaves its pixels where they are: cuDNN would turn channels
+    to the inside and back.
+
+    >>> PointwiseConv(3, 5)(torch.zeros(2, 3, 4, 7)).shape
+    torch.Size([2, 5, 4, 7])
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_cuda:
+            return super().forward(x)
+        weight = self.weight.flatten(1).expand(len(x), -1, -1)
+        return torch.bmm(weight, x.flatten(2)).view(len(x), self.out_channels, *x.shape[2:])
 
 
 class GatedBlock(nn.Module):

@@ -1,7 +1,8 @@
 """The instance norm of `padding` on a GPU: one launch forward, one backward and a sum over the batch.
 
-One program a channel of an image. It reads its H * W pixels in blocks: twice for the mean and the variance and once more for
-the result, which after the first time lie in the cache. The padding is known by the lengths alone, which stay on the device.
+One program a channel of an image. Up to 8192 pixels it keeps them all; of more it reads blocks, twice for the mean and the variance
+and once more for the result, which after the first time lie in the cache. The padding is known by the lengths alone, which stay
+on the device.
 """
 
 from __future__ import annotations
@@ -70,19 +71,20 @@ class _InstanceNorm(torch.autograd.Function):
         return for_x, *parts.sum(1).unbind(), None
 
 
-def _blocks(pixels: int) -> tuple[int, int, int]:
-    """Of a channel: the pixels read at once (BLOCK), with how many warps, and the multiple at which each channel begins (ALIGN).
+def _blocks(pixels: int) -> tuple[int, int, bool, int]:
+    """Of a channel: the pixels read at once (BLOCK), with how many warps, whether that is all of them (WHOLE), and the multiple
+    at which each channel begins (ALIGN).
 
-    A channel is a few blocks. Of few sizes, since each is compiled: the widths of images change from batch to batch.
+    Of few sizes, since each is compiled: the widths of images change from batch to batch.
     """
-    block, warps = (512, 2) if pixels <= 2048 else (2048, 8) if pixels <= 8192 else (8192, 16)
-    return block, warps, 1 if pixels % _ALIGN else _ALIGN
+    block = next((size for size in (512, 2048, 4096) if pixels <= size), 8192)
+    return block, max(2, block // 512), pixels <= block, 1 if pixels % _ALIGN else _ALIGN
 
 
 @functools.cache
-def _launches(dtype: torch.dtype, block: int, warps: int, align: int) -> tuple[Launch, Launch]:
+def _launches(dtype: torch.dtype, block: int, warps: int, whole: bool, align: int) -> tuple[Launch, Launch]:
     """Forward and backward."""
-    constants = (dtype == torch.float64, align, block)
+    constants = (dtype == torch.float64, whole, align, block)
     return launch_of(_forward, constants, warps), launch_of(_backward, constants, warps)
 
 
@@ -117,47 +119,60 @@ def _read(ptr, i, size, inside, EXACT: tl.constexpr):
     return tl.where(inside, x, 0.0)
 
 
+@triton.jit
+def _write(ptr, i, size, inside, y):
+    tl.store(ptr + i, tl.where(inside, y, 0.0).to(ptr.dtype.element_ty), mask=i < size)
+
+
 @triton.jit(do_not_specialize=["lengths_b", "C", "H", "W"])
 def _forward(
     x_ptr, weight_ptr, bias_ptr, lengths_ptr, out_ptr, moments_ptr, lengths_b, C, H, W,
-    EXACT: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
+    EXACT: tl.constexpr, WHOLE: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     start, size, length, count, first, step = _channel(lengths_ptr, lengths_b, C, H, W, EXACT, ALIGN, BLOCK)
     kind: tl.constexpr = tl.float64 if EXACT else tl.float32
     lane = tl.arange(0, BLOCK)
     x_ptr += start
-    sums = tl.zeros((BLOCK,), kind)
-    column = first
-    for at in range(0, size, BLOCK):
-        sums += _read(x_ptr, at + lane, size, column < length, EXACT)
-        column = _next(column, step, W)
-    mean = tl.sum(sums, axis=0) / count
-    sums = tl.zeros((BLOCK,), kind)
-    column = first
-    for at in range(0, size, BLOCK):
-        inside = (column < length) & (at + lane < size)
-        centred = tl.where(inside, _read(x_ptr, at + lane, size, inside, EXACT) - mean, 0.0)
-        sums += centred * centred  # the difference of two large sums would be lost
-        column = _next(column, step, W)
-    scale = tl.rsqrt(tl.sum(sums, axis=0) / count + _EPS)
+    out_ptr += start
     program = tl.program_id(0)
+    weight = tl.load(weight_ptr + program % C).to(kind)
+    shift = tl.load(bias_ptr + program % C).to(kind)
+    if WHOLE:
+        inside = (first < length) & (lane < size)
+        x = _read(x_ptr, lane, size, inside, EXACT)
+        mean = tl.sum(x, axis=0) / count
+        centred = tl.where(inside, x - mean, 0.0)
+        scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / count + _EPS)
+        _write(out_ptr, lane, size, inside, centred * (scale * weight) + shift)
+    else:
+        sums = tl.zeros((BLOCK,), kind)
+        column = first
+        for at in range(0, size, BLOCK):
+            sums += _read(x_ptr, at + lane, size, column < length, EXACT)
+            column = _next(column, step, W)
+        mean = tl.sum(sums, axis=0) / count
+        sums = tl.zeros((BLOCK,), kind)
+        column = first
+        for at in range(0, size, BLOCK):
+            inside = (column < length) & (at + lane < size)
+            centred = tl.where(inside, _read(x_ptr, at + lane, size, inside, EXACT) - mean, 0.0)
+            sums += centred * centred  # the difference of two large sums would be lost
+            column = _next(column, step, W)
+        scale = tl.rsqrt(tl.sum(sums, axis=0) / count + _EPS)
+        column = first
+        for at in range(0, size, BLOCK):
+            inside = column < length
+            centred = _read(x_ptr, at + lane, size, inside, EXACT) - mean
+            _write(out_ptr, at + lane, size, inside, centred * (scale * weight) + shift)
+            column = _next(column, step, W)
     tl.store(moments_ptr + program, mean)
     tl.store(moments_ptr + tl.num_programs(0) + program, scale)
-    factor = scale * tl.load(weight_ptr + program % C).to(kind)
-    shift = tl.load(bias_ptr + program % C).to(kind)
-    out_ptr += start
-    column = first
-    for at in range(0, size, BLOCK):
-        inside = column < length
-        y = (_read(x_ptr, at + lane, size, inside, EXACT) - mean) * factor + shift
-        tl.store(out_ptr + at + lane, tl.where(inside, y, 0.0).to(out_ptr.dtype.element_ty), mask=at + lane < size)
-        column = _next(column, step, W)
 
 
 @triton.jit(do_not_specialize=["lengths_b", "C", "H", "W"])
 def _backward(
     grad_ptr, x_ptr, weight_ptr, lengths_ptr, moments_ptr, out_ptr, parts_ptr, lengths_b, C, H, W,
-    EXACT: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
+    EXACT: tl.constexpr, WHOLE: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """For x; and for weight and bias the part of this image."""
     start, size, length, count, first, step = _channel(lengths_ptr, lengths_b, C, H, W, EXACT, ALIGN, BLOCK)
@@ -168,27 +183,34 @@ def _backward(
     scale = tl.load(moments_ptr + programs + program)
     grad_ptr += start
     x_ptr += start
-    totals = tl.zeros((BLOCK,), kind)
-    alongs = tl.zeros((BLOCK,), kind)
-    column = first
-    for at in range(0, size, BLOCK):
-        inside = column < length
-        grad = _read(grad_ptr, at + lane, size, inside, EXACT)
-        totals += grad
-        alongs += grad * (_read(x_ptr, at + lane, size, inside, EXACT) - mean)
-        column = _next(column, step, W)
-    total = tl.sum(totals, axis=0)
-    along = tl.sum(alongs, axis=0) * scale  # grad along the standardised x
+    out_ptr += start
+    factor = scale * tl.load(weight_ptr + program % C).to(kind)
+    if WHOLE:
+        inside = first < length
+        grad = _read(grad_ptr, lane, size, inside, EXACT)
+        centred = _read(x_ptr, lane, size, inside, EXACT) - mean
+        total = tl.sum(grad, axis=0)
+        along = tl.sum(grad * centred, axis=0) * scale  # grad along the standardised x
+        _write(out_ptr, lane, size, inside, factor * (grad - total / count - centred * (scale * along / count)))
+    else:
+        totals = tl.zeros((BLOCK,), kind)
+        alongs = tl.zeros((BLOCK,), kind)
+        column = first
+        for at in range(0, size, BLOCK):
+            inside = column < length
+            grad = _read(grad_ptr, at + lane, size, inside, EXACT)
+            totals += grad
+            alongs += grad * (_read(x_ptr, at + lane, size, inside, EXACT) - mean)
+            column = _next(column, step, W)
+        total = tl.sum(totals, axis=0)
+        along = tl.sum(alongs, axis=0) * scale
+        column = first
+        for at in range(0, size, BLOCK):
+            inside = column < length
+            grad = _read(grad_ptr, at + lane, size, inside, EXACT)
+            centred = _read(x_ptr, at + lane, size, inside, EXACT) - mean
+            for_x = factor * (grad - total / count - centred * (scale * along / count))
+            _write(out_ptr, at + lane, size, inside, for_x)
+            column = _next(column, step, W)
     tl.store(parts_ptr + program, along)
     tl.store(parts_ptr + programs + program, total)
-    factor = scale * tl.load(weight_ptr + program % C).to(kind)
-    level, slope = total / count, scale * along / count
-    out_ptr += start
-    column = first
-    for at in range(0, size, BLOCK):
-        inside = column < length
-        grad = _read(grad_ptr, at + lane, size, inside, EXACT)
-        centred = _read(x_ptr, at + lane, size, inside, EXACT) - mean
-        for_x = factor * (grad - level - centred * slope)
-        tl.store(out_ptr + at + lane, tl.where(inside, for_x, 0.0).to(out_ptr.dtype.element_ty), mask=at + lane < size)
-        column = _next(column, step, W)
