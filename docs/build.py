@@ -76,19 +76,20 @@ def tables() -> dict[str, str]:
 
 
 def results_table() -> str:
-    """One row for every run of which docs/results/ holds recipe.yaml and results.json."""
+    """A row for every run of which docs/results/ holds recipe.yaml and results.json, and every way in which it was read."""
     lines = [
-        "| run | model | criterion | labels kept | steps | training, s | dev CER % | test CER % | dev WER % | test WER % |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| run | model | criterion | labels kept | steps | training, s | read | dev CER % | test CER % | dev WER % | test WER % |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for folder in sorted(path.parent for path in RUNS.glob("*/results.json")):
         results, recipe = read_results(folder), load_recipe(folder / "recipe.yaml")
         train, scores = results["train"], results["evaluate"]
         kept = 100 * train["labels_kept"] / train["labels"]
-        errors = [f"{scores[split]['greedy'][rate]:.1f}" for rate in ("cer", "wer") for split in ("dev", "test")]
         cells = [f"[{folder.name}](results/{folder.name}/recipe.yaml)", recipe.model.name, recipe.criterion.name]
-        cells += [f"{kept:.0f} %", f"{train['steps']:,}", f"{train['seconds']:.0f}", *errors]
-        lines.append(f"| {' | '.join(cells)} |")
+        cells += [f"{kept:.0f} %", f"{train['steps']:,}", f"{train['seconds']:.0f}"]
+        for how in scores["test"]:
+            errors = [f"{scores[split][how][rate]:.1f}" for rate in ("cer", "wer") for split in ("dev", "test")]
+            lines.append(f"| {' | '.join((*cells, how, *errors))} |")
     return "\n".join(lines)
 
 
