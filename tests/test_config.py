@@ -54,6 +54,12 @@ def test_what_is_wrong_is_named(override: str, sentence: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_recipe_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").write_bytes(b"\xff\x00\xfe")
+    with pytest.raises(DataError, match=r"model\.yaml: not a text file in UTF-8"):
+        load_recipe(str(tmp_path / "model.yaml"))
+
+
 def test_a_setting_of_another_criterion_is_no_key() -> None:
     with pytest.raises(DataError, match=r"criterion\.matching is not a key"):
         load_recipe("digits", ["criterion.name=ctc", "criterion.matching=all"])

@@ -161,7 +161,7 @@ class Trainer:
     max_steps: Annotated[int | None, FREE] = None
     max_epochs: Annotated[int | None, FREE] = None
     precision: Literal["32", "bf16", "fp16"] = "32"
-    accelerator: Annotated[Literal["auto", "cpu", "cuda"], FREE] = "auto"
+    accelerator: Annotated[Literal["auto", "cpu", "cuda", "gpu"], FREE] = "auto"
     devices: int = 1
     """processes on each machine; torchrun and SLURM say it themselves"""
     nodes: int = 1
@@ -366,9 +366,12 @@ def _read(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     """The tree of a recipe: its base, its own keys, its variant, in this order."""
     file, _, variant = name.partition("@") if not Path(name).exists() else (name, "", "")
     if file in _shipped():
-        text = (resources.files("starseq") / "recipes" / f"{file}.yaml").read_text()
+        text = (resources.files("starseq") / "recipes" / f"{file}.yaml").read_text(encoding="utf-8")
     elif file.endswith((".yaml", ".yml")) or "/" in file:
-        text = Path(file).read_text()
+        try:
+            text = Path(file).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise DataError(f"recipe {file}: not a text file in UTF-8") from None
     else:
         raise DataError(
             f"recipe {file!r} is none of {', '.join(_shipped())}, and not a .yaml file{_near(file, _shipped())}"

@@ -20,8 +20,10 @@ def start(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, strate
     """
     from lightning_fabric import Fabric
 
-    if accelerator == "cuda" and not torch.cuda.is_available():
-        raise DataError("trainer.accelerator: 'cuda' is asked for, and there is no CUDA device here")
+    if accelerator in ("cuda", "gpu"):  # Lightning's word for it
+        if not torch.cuda.is_available():
+            raise DataError(f"trainer.accelerator: {accelerator!r} is asked for, and there is no CUDA device here")
+        accelerator = "cuda"
     environment = os.environ
     if "TORCHELASTIC_RUN_ID" in environment:
         devices, nodes = int(environment["LOCAL_WORLD_SIZE"]), int(environment.get("GROUP_WORLD_SIZE", 1))
