@@ -87,7 +87,7 @@ def results_table() -> str:
         kept = 100 * train["labels_kept"] / train["labels"]
         cells = [f"[{folder.name}](results/{folder.name}/recipe.yaml)", recipe.model.name, recipe.criterion.name]
         cells += [f"{kept:.0f} %", f"{train['steps']:,}", f"{train['seconds']:.0f}"]
-        for how in scores["test"]:
+        for how in (name for name in scores["test"] if name in scores["dev"]):
             errors = [f"{scores[split][how][rate]:.1f}" for rate in ("cer", "wer") for split in ("dev", "test")]
             lines.append(f"| {' | '.join((*cells, how, *errors))} |")
     return "\n".join(lines)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from starseq.models import depthwise
 from starseq.models.depthwise import DepthwiseConv
-from starseq.models.gated_conv import PointwiseConv
 
 pytest.importorskip("triton")
 from starseq.models import depthwise_triton
@@ -163,18 +162,6 @@ def test_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     layer.float()
     monkeypatch.setattr(depthwise, "_launched", lambda: None)
     torch.testing.assert_close(layer(x.as_subclass(OnCuda)), by_torch(x, layer.weight), check_dtype=True)
-
-
-@outside
-@pytest.mark.parametrize("batch", [3, 0])
-def test_one_by_one_is_a_product_for_each_image(batch: int) -> None:
-    """What the handwriting model's other convolutions are on a GPU."""
-    layer, x = PointwiseConv(4, 6).double(), torch.randn(batch, 4, 5, 7, dtype=torch.float64, requires_grad=True)
-    here, there = layer(x), layer(x.as_subclass(OnCuda)).as_subclass(Tensor)
-    torch.testing.assert_close(there, here)
-    grad = torch.randn_like(here)
-    leaves = (x, layer.weight)
-    torch.testing.assert_close(torch.autograd.grad(there, leaves, grad), torch.autograd.grad(here, leaves, grad))
 
 
 KERNELS = (

@@ -157,7 +157,7 @@ def _correlation(grad_ptr, x_ptr, parts_ptr, H, W, blocks, EXACT: tl.constexpr, 
 def _beside(ptr, column, W, EXACT: tl.constexpr):
     """Of a row that begins at ptr the pixels left of these columns, at them, and right of them; 0 outside of the image."""
     kind: tl.constexpr = tl.float64 if EXACT else tl.float32
-    left = tl.load(ptr + column - 1, mask=(column > 0) & (column <= W), other=0.0).to(kind)
+    left = tl.load(ptr + column - 1, mask=(column > 0) & (column < W), other=0.0).to(kind)
     here = tl.load(ptr + column, mask=column < W, other=0.0).to(kind)
     right = tl.load(ptr + column + 1, mask=column + 1 < W, other=0.0).to(kind)
     return left, here, right

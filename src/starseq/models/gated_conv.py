@@ -77,8 +77,8 @@ class GatedConv(nn.Module):
             if i in POOLS:
                 x, lengths = F.max_pool2d(x, 2), frames_after(lengths, 2)
         x = self.dropout(standardise(x, lengths, channels=True).mean(2)[:, :, :frames])
-        # A product from the left, and no linear layer: its gradient, and those of all blocks after it, lie as the images do.
-        logits = torch.bmm(self.output.weight.expand(len(x), -1, -1), x).transpose(1, 2) + self.output.bias
+        # As a convolution: the gradient of a linear layer, and those of all blocks before it, would have channels inside of pixels.
+        logits = F.conv1d(x, self.output.weight[:, :, None], self.output.bias).transpose(1, 2)
         return logits, lengths
 
 
@@ -87,30 +87,12 @@ class Normed(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, depthwise: int = 0) -> None:
         super().__init__()
-        self.conv = DepthwiseConv(inputs, depthwise) if depthwise else PointwiseConv(inputs, outputs)
+        self.conv = DepthwiseConv(inputs, depthwise) if depthwise else nn.Conv2d(inputs, outputs, 1, bias=False)
         self.norm = InstanceNorm(outputs)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         y: Tensor = self.norm(self.conv(x), lengths)
         return y
-
-
-class PointwiseConv(nn.Conv2d):
-    """1 x 1, without bias. On a GPU a product for each image, which leaves its pixels where they are: cuDNN would turn channels
-    to the inside and back.
-
-    >>> PointwiseConv(3, 5)(torch.zeros(2, 3, 4, 7)).shape
-    torch.Size([2, 5, 4, 7])
-    """
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, 1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not x.is_cuda:
-            return super().forward(x)
-        weight = self.weight.flatten(1).expand(len(x), -1, -1)
-        return torch.bmm(weight, x.flatten(2)).view(len(x), self.out_channels, *x.shape[2:])
 
 
 class GatedBlock(nn.Module):
