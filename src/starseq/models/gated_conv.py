@@ -77,8 +77,9 @@ class GatedConv(nn.Module):
             if i in POOLS:
                 x, lengths = F.max_pool2d(x, 2), frames_after(lengths, 2)
         x = self.dropout(standardise(x, lengths, channels=True).mean(2)[:, :, :frames])
-        # As a convolution: the gradient of a linear layer, and those of all blocks before it, would have channels inside of pixels.
-        logits = F.conv1d(x, self.output.weight[:, :, None], self.output.bias).transpose(1, 2)
+        # A product from the left: the gradient of a linear layer, and of all blocks before it, would have channels inside pixels.
+        weight = self.output.weight.expand(x.shape[0], -1, -1)
+        logits = torch.bmm(weight, x).transpose(1, 2) + self.output.bias
         return logits, lengths
 
 
