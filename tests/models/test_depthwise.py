@@ -180,7 +180,7 @@ def test_compiles_for_hopper(dtype: str) -> None:
     types = dict.fromkeys(("x_ptr", "out_ptr", "grad_ptr"), f"*{dtype}")
     types |= dict.fromkeys(("weight_ptr", "parts_ptr"), "*fp32")
     for function, constants in KERNELS:
-        block, warps = depthwise_triton._columns(300)
+        block, warps, _ = depthwise_triton._columns(300)
         assert compile_kernel(function, types, {"EXACT": False, "BLOCK": block, **constants}, warps)
 
 

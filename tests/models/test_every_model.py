@@ -192,3 +192,18 @@ def test_gated_conv_drops_in_training_alone():
     assert len(dropped) == 2 * (SMALL["gated_conv"]["layers"] + 1)  # what each block adds, and what is read
     torch.testing.assert_close(model.eval()(x, lengths)[0], plain.eval()(x, lengths)[0])
     torch.testing.assert_close(model(x, lengths)[0][:, :8], model(x[:, :30], lengths)[0])
+
+
+@pytest.mark.parametrize("frames", [1, 32, 45, 100])
+def test_rows_of_the_handwriting_model_are_aligned_and_gradients_lie_as_they_do(frames):
+    """Else its kernels read value by value, and copy every gradient."""
+    model, seen = small("gated_conv"), []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[3]))
+        block.register_full_backward_hook(lambda _, __, grads: seen.append(grads[0].is_contiguous()))
+    logits, _ = model(torch.randn(2, frames, HEIGHT), torch.tensor([frames, frames]))
+    assert logits.shape[1] == frames_after(frames, model.stride)
+    logits.sum().backward()
+    widths, layouts = seen[: len(model.blocks)], seen[len(model.blocks) :]
+    assert [width % 8 for width in widths] == [0] * len(model.blocks)
+    assert layouts == [True] * len(model.blocks)

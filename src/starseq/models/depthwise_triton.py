@@ -7,7 +7,6 @@ again and again where they lie, in the cache, and a channel of an image is one r
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from starseq.lattice.launch_triton import Launch, launch_of
+from starseq.lattice.launch_triton import launch_of
 
 _BLOCK, _WARPS = 512, 4
 _DOWN = 3
@@ -61,12 +60,15 @@ class _Depthwise(torch.autograd.Function):
 def _convolve(x: Tensor, weight: Tensor, *, turned: bool) -> Tensor:
     """`turned`: with the kernel turned by half a circle, which is the gradient's way back."""
     B, C, H, W = x.shape
+    K, exact = weight.shape[-1], x.dtype == torch.float64
     y = torch.empty_like(x)
     if y.numel():
-        K = weight.shape[-1]
-        block, warps = _columns(W) if K == _DOWN else (_BLOCK, _WARPS)
-        launch, _ = _launches(x.dtype, K, turned, block, warps)
-        blocks = -(-W // block) if K == _DOWN else -(-H * W // block)
+        if K == _DOWN:
+            block, warps, blocks = _columns(W)
+            launch = launch_of(_convolution_down, (exact, turned, block), warps)
+        else:
+            blocks = -(-H * W // _BLOCK)
+            launch = launch_of(_convolution, (exact, turned, K, _BLOCK), _WARPS)
         launch((B * C * blocks, 1), (x, weight, y), (C, H, W, blocks))
     return y
 
@@ -74,37 +76,26 @@ def _convolve(x: Tensor, weight: Tensor, *, turned: bool) -> Tensor:
 def _correlate(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """The gradient for the weights."""
     B, C, H, W = x.shape
-    K = weight.shape[-1]
-    block, warps = _columns(W) if K == _DOWN else (_BLOCK, _WARPS)
-    blocks = -(-W // block) if K == _DOWN else 1
+    K, exact = weight.shape[-1], x.dtype == torch.float64
     kind = torch.promote_types(x.dtype, torch.float32)
-    parts = torch.empty((B, C, blocks, 1, K, K), dtype=kind, device=x.device)
-    if x.numel():
-        _, launch = _launches(x.dtype, K, False, block, warps)
-        launch((B * C * (blocks if K == _DOWN else K), 1), (grad, x, parts), (H, W, blocks))
-    else:
-        parts.zero_()
-    return parts.sum((0, 2)).to(weight.dtype)
+    if not x.numel():
+        return torch.zeros_like(weight)
+    if K == _DOWN:
+        block, warps, blocks = _columns(W)
+        parts = torch.empty((B, C, blocks, 1, K, K), dtype=kind, device=x.device)
+        launch = launch_of(_correlation_down, (exact, block), warps)
+        launch((B * C * blocks, 1), (grad, x, parts), (H, W, blocks))
+        return parts.sum((0, 2)).to(weight.dtype)
+    parts = torch.empty((B, C, 1, K, K), dtype=kind, device=x.device)
+    launch_of(_correlation, (exact, K, _BLOCK), _WARPS)((B * C * K, 1), (grad, x, parts), (H, W))
+    return parts.sum(0).to(weight.dtype)
 
 
-def _columns(W: int) -> tuple[int, int]:
-    """Of kernels that go down the rows: the columns of a program, and its warps. Of few sizes, since each is compiled."""
+def _columns(W: int) -> tuple[int, int, int]:
+    """Of kernels that go down the rows: the columns of a program, its warps, and how many such programs a channel is. Of few
+    sizes, since each is compiled."""
     block = 64 if W <= 64 else 128 if W <= 128 else 256
-    return block, block // 64
-
-
-@functools.cache
-def _launches(dtype: torch.dtype, kernel: int, turned: bool, block: int, warps: int) -> tuple[Launch, Launch]:
-    exact = dtype == torch.float64
-    if kernel == _DOWN:
-        return (
-            launch_of(_convolution_down, (exact, turned, block), warps),
-            launch_of(_correlation_down, (exact, block), warps),
-        )
-    return (
-        launch_of(_convolution, (exact, turned, kernel, block), warps),
-        launch_of(_correlation, (exact, kernel, block), warps),
-    )
+    return block, block // 64, -(-W // block)
 
 
 @triton.jit(do_not_specialize=["C", "H", "W", "blocks"])
@@ -131,8 +122,8 @@ def _convolution(
     tl.store(out_ptr + start + at, sums.to(out_ptr.dtype.element_ty), mask=at < size)
 
 
-@triton.jit(do_not_specialize=["H", "W", "blocks"])
-def _correlation(grad_ptr, x_ptr, parts_ptr, H, W, blocks, EXACT: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["H", "W"])
+def _correlation(grad_ptr, x_ptr, parts_ptr, H, W, EXACT: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
     """One row of the weights' gradient, of one channel of an image. Rows of a channel are neighbours, and share what is read."""
     kind: tl.constexpr = tl.float64 if EXACT else tl.float32
     R: tl.constexpr = K // 2
