@@ -6,6 +6,7 @@ choices (which schedule is the best), test is what the tables show. What is behi
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -200,12 +201,18 @@ def _pseudo(results: Results, methods: Sequence[str]) -> str:
             for line in results.cells.get((condition, method), [])[:1]:
                 found = line["pseudo"]
                 last = [c for m in line["made"] if m["stage"] == "pseudo" for c in m["commands"]][-1]
-                kind = last.split("--kind ")[1].split()[0] + (", with a language model" if "--lm " in last else "")
+                words = shlex.split(last)
+                kind = words[words.index("--kind") + 1] + (", with a language model" if "--lm" in words else "")
+                if "--alpha" in words:
+                    kind += f" at {words[words.index('--alpha') + 1]} and {words[words.index('--beta') + 1]}"
                 teacher = str(results.table.methods[method]["from"])
                 before, after = (found["errors"].get(name, {}).get(metric) for name in ("partial", "pseudo"))
                 lost = found["rows"].get("failed", 0)
+                known, added = found["labels"]["known"], found["labels"]["added"]
+                dropped = line["labels"]  # which may be words where labels are letters
+                share = 100 * (known + added) / dropped["labels"] if known <= dropped["kept"] else None
                 rows.append([
-                    _condition(condition), kind, teacher, _number(before), _number(after), f"{lost:,}",
+                    _condition(condition), kind, teacher, _number(before), _number(after), _number(share), f"{lost:,}",
                     *(_percent(results.errors(condition, method, split)[:1]) for split in ("dev", "test")),
                 ])  # fmt: skip
     name = metric.upper()
@@ -215,6 +222,7 @@ def _pseudo(results: Results, methods: Sequence[str]) -> str:
         "of",
         f"{name} % of the partial labels",
         f"{name} % of the pseudo-labels",
+        "as many as % of all labels",
         "rows lost",
     ]
     return _markdown([*head, f"student, dev {name} %", f"student, test {name} %"], rows) if rows else ""

@@ -98,7 +98,8 @@ class Table:
     """by name, options of `starseq drop`: p-drop, sample-splits, word-splits; none for full labels"""
     methods: Mapping[str, Mapping[str, Any]]
     """by name, `train` (overrides of the recipe), or `from`, a method whose run goes on: to `pseudo` (options) and a student,
-    with its `train`; to a beam search with `lm`. Pseudo-labels from a method with `lm` are read with that language model.
+    with its `train`; to a beam search with `lm`, which may be one without a language model. Pseudo-labels from a method with `lm`
+    are read with what it has of language model and weights.
     `labels: true` only drops labels. `title` is for the page, which has rules that
     were only `tried: true` beside the schedules, and leaves out what else was."""
     runs: Sequence[Mapping[str, Any]]
@@ -225,7 +226,7 @@ class _Chain:
     def _to_read_with(
         self, method: str, before: Sequence[Step], options: Sequence[str]
     ) -> tuple[list[Step], list[str]]:
-        """The steps of a method that pseudo-labels need, and options that say which language model to read with: that of the
+        """The steps of a method that pseudo-labels need, and options that say how to read: with the language model of the
         method's beam search, if it has one; whose evaluation is not needed, nor its tuning where both weights are given."""
         lm = self.table.all_methods()[method].get("lm")
         if lm is None:
@@ -235,6 +236,8 @@ class _Chain:
         less = {"beam", "tune"} if {"--alpha", "--beta"} <= set(options) else {"beam"}
         trained = max(i for i, step in enumerate(before) if step.stage == "train")
         kept = [step for i, step in enumerate(before) if i < trained or step.stage not in less]
+        if "text" not in lm:
+            return kept, list(map(str, lm.get("search", ())))
         return kept, ["--lm", next(step.makes[0] for step in reversed(kept) if step.stage == "lm")]
 
     @property
@@ -298,16 +301,29 @@ class _Chain:
         return self._step(stage, [command], [], [*before, train])
 
     def _beam(self, before: Sequence[Step], lm: Mapping[str, Any]) -> list[Step]:
-        """A language model of `text`, made with `options`; weights tuned on dev; the search. `text: pseudo` is the training
+        """A beam search, with options `search` and weights that are tuned on dev: that of the length, and that of a language model
+        where `lm` names a `text`."""
+        known = ("search", "text", "options", "pseudo", "mix", "lexicon", "rescore") if "text" in lm else ("search",)
+        wrong = [key for key in lm if key not in known]
+        if wrong:
+            raise Mistake(
+                f"table {self.table.name}: {wrong[0]!r} is not a key of `lm`{'' if 'text' in lm else ' without `text`'}"
+            )
+        run, search = _last_run(before), list(map(str, lm.get("search", ())))
+        made, use = self._language_models(before, lm, search) if "text" in lm else ([], search)
+        tune = self._step("tune", [["tune", run, *use]], [f"{run}/tuned.json"], before)
+        trained = next(step for step in reversed(before) if step.stage == "train")
+        return [*made, tune, self._evaluate("beam", trained, [*before, tune], *use)]
+
+    def _language_models(
+        self, before: Sequence[Step], lm: Mapping[str, Any], search: Sequence[str]
+    ) -> tuple[list[Step], list[str]]:
+        """A language model of `text`, made with `options`; and the options of a search with it. `text: pseudo` is the training
         rows as the run's pseudo-labels complete them (a teacher makes some for this), so that nothing is used that was
         dropped; else it is a file under the folder of data. `mix` is another model, of such a file, normalised as `recipe`
-        does; how much of it, the texts of dev decide. `lexicon: true` holds letters to the model's words, `search` are
-        options of the search, `rescore` those of a Transformer on the same text that reorders the n best."""
-        wrong = set(lm) - {"text", "options", "pseudo", "mix", "lexicon", "search", "rescore"}
-        if wrong:
-            raise Mistake(f"table {self.table.name}: {wrong.pop()!r} is not a key of `lm`")
-        run, made, text = _last_run(before), list[Step](), f"data/{lm['text']}"
-        select: list[list[str]] = []
+        does; how much of it, the texts of dev decide. `lexicon: true` holds letters to the model's words, `rescore` are the
+        options of a Transformer on the same text that reorders the n best."""
+        made, text, select = list[Step](), f"data/{lm['text']}", list[list[str]]()
         if lm["text"] == "pseudo":
             written = [step for step in before if step.stage == "pseudo"]
             if self.condition != FULL and not written:
@@ -317,7 +333,7 @@ class _Chain:
             source = written[-1].makes[0] if written else f"{self.corpus}/manifest.jsonl"
             text = "lm/{key}.jsonl"
             select = [["manifest", "filter", source, text, "--where", "split=train"]]
-        options, search, rescore = (list(map(str, lm.get(name, ()))) for name in ("options", "search", "rescore"))
+        options, rescore = (list(map(str, lm.get(name, ()))) for name in ("options", "rescore"))
         train = ["lm", "train", text, "--recipe", self.table.recipe]
         ngram = self._step(
             "lm", [*select, [*train, "--out", "lm/{key}.arpa", *options]], ["lm/{key}.arpa", "lm/{key}.words"], before
@@ -331,9 +347,7 @@ class _Chain:
             neural = [*select, [*train, "--neural", "--out", "lm/{key}", *rescore]]
             made.append(self._step("lm", neural, ["lm/{key}/model.safetensors"], [*before, *made]))
             use += ["--rescore", str(Path(made[-1].makes[0]).parent)]
-        tune = self._step("tune", [["tune", run, *use]], [f"{run}/tuned.json"], before)
-        trained = next(step for step in reversed(before) if step.stage == "train")
-        return [*made, tune, self._evaluate("beam", trained, [*before, tune], *use)]
+        return made, use
 
     def _mixed(self, ngram: Step, other: Mapping[str, Any]) -> list[Step]:
         """Another n-gram model, of a file under the folder of data, and the mixture."""

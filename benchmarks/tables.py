@@ -195,6 +195,8 @@ class Runner:
         if command[0] in ("evaluate", "tune", "pseudo"):
             workers = self.workers if self.workers is not None else 0 if self.jobs > 1 else 2
             searches = ["--workers", str(workers)] if step.stage in ("tune", "beam", "pseudo") else []
+            if command[0] == "pseudo" and not {"plain", "--lm", "--beam", "--beta"} & set(command):
+                searches = ["--beta", "0", *searches]  # and not what another cell may have tuned for this run meanwhile
             return [*command, "--device", self.device, *searches]
         return list(command)
 

@@ -88,7 +88,7 @@ def facts(step: Step, work: Path, output: str) -> Record:
     if step.stage == "lm" and step.makes[0].endswith(".arpa"):
         return {"lm_words": _write_words(*(work / path for path in step.makes))}
     if step.stage == "tune":
-        beam = json.loads((work / step.makes[0]).read_text())["beam"]
+        beam = json.loads((work / step.makes[0]).read_text())["beam" if "--lm" in step.commands[0] else "alone"]
         return {"weights": {name: beam[name] for name in ("alpha", "beta")}}
     if step.stage == "pseudo":
         found = json.loads((work / step.makes[0]).with_suffix(".summary.json").read_text())
@@ -275,21 +275,19 @@ def pack(
 ) -> tuple[list[Path], list[str]]:
     """What later cells need, as one tar file in pieces of `mib` MiB: `target`, `target`.1, ..., at most `parts` of them.
 
-    First what is small (results, records of steps, metrics), then manifests and language models, then models, those of the run
-    folders `wanted` before others, then checkpoints of runs that are not over. Returns the pieces, and what found no room."""
+    First what is small (results, records of steps, metrics), then manifests, the models of the run folders `wanted`, language
+    models, which are soon made again, the other models, and checkpoints of runs that are not over. Returns the pieces, and what
+    found no room."""
     done = {record["run"] for record in Work(work).records() if record["stage"] == "train"}
-    order = {run: place for place, run in enumerate(wanted)}
-
-    def need(model: Path) -> tuple[int, int]:
-        return order.get(str(model.parent.relative_to(work)), len(order)), model.stat().st_size
-
+    models = {str(path.parent.relative_to(work)): path for path in work.glob("runs/*/model.safetensors")}
+    needed = [models.pop(run) for run in wanted if run in models]
     groups: list[list[Path]] = [
         sorted(work.glob("steps/*.json")),
         [path for path in sorted(work.glob("runs/*/*")) if path.name in SMALL],
-        sorted(
-            (*work.glob("data/*/partial-*"), *work.glob("data/*/pseudo-*"), *work.glob("lm/*"), *work.glob("lm/*/*"))
-        ),
-        sorted(work.glob("runs/*/model.safetensors"), key=need),
+        sorted((*work.glob("data/*/partial-*"), *work.glob("data/*/pseudo-*"))),
+        needed,
+        sorted((*work.glob("lm/*"), *work.glob("lm/*/*"))),
+        sorted(models.values(), key=lambda path: path.stat().st_size),
         [path for path in sorted(work.glob("runs/*/last.ckpt")) if str(path.parent.relative_to(work)) not in done],
     ]
     files = [(str(path.relative_to(work)), path) for group in groups for path in group if path.is_file()]

@@ -91,6 +91,24 @@ def test_the_weights_found_read_better_and_are_kept(run: MadeRun, tmp_path: Path
     assert run.asked == ["dev"]  # the model ran once
 
 
+def test_weights_with_and_without_a_language_model_are_kept_side_by_side(run: MadeRun, tmp_path: Path) -> None:
+    lm, beam = tmp_path / "lm.arpa", Beam(size=20)
+    (run.folder / "tuned.json").write_text(json.dumps({"alone": {"beta": 2.0, "lm": None}}))
+    tune.tune(run.folder, lm=lm, rescore=lm, beam=beam)
+    record = json.loads((run.folder / "tuned.json").read_text())
+    assert list(record) == ["alone", "beam", "rescore"]
+    with_lm, without = decode.BeamReader(lm=lm, beam=beam), decode.BeamReader(searched=True, beam=beam)
+    assert with_lm.weights(run, "beam", lm, None, None) == (record["beam"]["alpha"], record["beam"]["beta"])
+    assert without.weights(run, "beam", None, None, None) == (0.0, 2.0)
+    assert without.weights(run, "beam", None, None, -1.0) == (0.0, -1.0)
+    tune.tune(run.folder, lm=lm, beam=beam)
+    assert list(json.loads((run.folder / "tuned.json").read_text())) == ["alone", "beam"]  # of another search's n best
+    (run.folder / "tuned.json").write_text("{")
+    tune.tune(run.folder, lm=None, beam=beam)
+    assert list(json.loads((run.folder / "tuned.json").read_text())) == ["alone"]
+    assert (run.folder / "plots" / "tune-alone.png").exists()
+
+
 def test_rescoring_has_weights_of_its_own(run: MadeRun, tmp_path: Path) -> None:
     lm = tmp_path / "lm.arpa"
     found = tune.tune(run.folder, lm=None, rescore=lm, beam=Beam(size=20))

@@ -184,9 +184,15 @@ def test_as_good_is_within_one_standard_deviation(lines: Lines, own: Sequence[fl
 
 
 def test_pseudo_labels_and_what_they_are_worth(lines: Lines) -> None:
-    found = {"rows": {"in": 10, "out": 8, "failed": 2}, "errors": {"partial": {"cer": 30.5}, "pseudo": {"cer": 4.25}}}
-    lines.add("0.3", "stc+pseudo", 21.0, pseudo=found)
-    assert ["0.3", "keep-known", "stc", "30.5", "4.25", "2", "21.0", "21.0"] in lines.rows()
+    found = {
+        "rows": {"in": 10, "out": 8, "failed": 2},
+        "errors": {"partial": {"cer": 30.5}, "pseudo": {"cer": 4.25}},
+        "labels": {"known": 70, "added": 20},
+    }
+    lines.add("0.3", "stc+pseudo", 21.0, pseudo=found, labels={"labels": 120, "kept": 70})
+    lines.add("0.7", "stc+pseudo", 22.0, pseudo=found, labels={"labels": 20, "kept": 10})  # words, not letters
+    assert ["0.3", "keep-known", "stc", "30.5", "4.25", "75.0", "2", "21.0", "21.0"] in lines.rows()
+    assert ["0.7", "keep-known", "stc", "30.5", "4.25", "", "2", "22.0", "22.0"] in lines.rows()
 
 
 def test_each_number_says_how_it_was_made(lines: Lines) -> None:

@@ -129,6 +129,32 @@ def test_pseudo_labels_are_read_with_the_language_model_of_the_method_they_are_f
     assert [c[2] for c in filtered if c[-1] == "split=train"] == [first[4], second[4]]
 
 
+def test_a_search_without_a_language_model_tunes_the_length_and_pseudo_labels_have_its_weight(place: Place) -> None:
+    methods = (
+        "a: {from: stc, lm: {search: [--beam, 7]}}",
+        "b: {from: a, pseudo: [--kind, plain], train: []}",
+        "c: {from: stc, lm: {text: pseudo, search: [--beam, 7]}}",
+    )
+    with_them = TABLE.replace("  labels: {", "".join(f"  {method}\n" for method in methods) + "  labels: {")
+    place.table.write_text(with_them.replace("[stc+pseudo, stc+beam, labels]", "[a, b, c]"))
+    assert place.run("--cell", "0.4/[abc]/0") == 0
+    lines = {line["method"]: line for line in work.read_lines(place.results)}
+    assert (lines["a"]["weights"], lines["c"]["weights"]) == ({"alpha": 0, "beta": 0.3}, {"alpha": 0.5, "beta": 0.1})
+    errors = [lines[method]["errors"]["test"]["beam"]["wer"] for method in "ac"]
+    assert errors == [9.5, 9.0]
+    teacher = place.commands("train")[0]
+    run = teacher[teacher.index("--out") + 1]
+    assert place.commands("tune")[0] == ["tune", run, "--beam", "7", "--device", "cpu", "--workers", "2"]
+    tuned, read = (place.commands().index(next(iter(place.commands(name)))) for name in ("tune", "pseudo"))
+    assert tuned < read
+    student, text = place.commands("pseudo")
+    assert student[5:] == ["--beam", "7", "--kind", "plain", "--device", "cpu", "--workers", "2"]
+    assert text[5:] == ["--kind", "keep-known", "--device", "cpu", "--beta", "0", "--workers", "2"]
+    place.table.write_text(with_them.replace("{search: [--beam, 7]}", "{search: [--beam, 7], mix: {}}"))
+    with pytest.raises(Mistake, match="'mix' is not a key of `lm` without `text`"):
+        Table.load(str(place.table)).cell("0.4", "a", 0)
+
+
 @pytest.mark.parametrize(
     ("lm", "said"),
     [
@@ -334,6 +360,10 @@ def test_a_pack_has_a_size_and_takes_first_what_is_needed(place: Place, tmp_path
     for model in models:
         model.write_bytes(b"m" * 1_500_000)
     assert work.Work(place.work).needs(table.cell("0.4", "stc+beam", 0)) == [teacher]
+    (place.work / "lm").mkdir()
+    (place.work / "lm" / "large.arpa").write_bytes(
+        b"l" * 1_500_000
+    )  # soon made again, so it comes after what is needed
     (tmp_path / "p.tar.1").write_bytes(b"old")
     (tmp_path / "p.tar.2").write_bytes(b"old")
     place.run("--cell", "0.4/ctc/0", "--pack", str(target), "--pack-mib", "1", "--pack-parts", "2")

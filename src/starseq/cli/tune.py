@@ -1,4 +1,4 @@
-"""`starseq tune`: the weights of language models, on dev."""
+"""`starseq tune`: the weights of the language model and of the length, on dev."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def tune(
 ) -> None:
     """Find alpha and beta with the fewest errors: log P(y|x) + alpha log P_LM(y) + beta |y|.
 
-    Writes tuned.json into the run, which `starseq evaluate` reads, and the error surface into its folder `plots`.
+    Without --lm it finds beta alone: models that learned from partial labels read too little, and this makes up for it. Writes
+    tuned.json into the run, which `starseq evaluate` and `starseq pseudo` read, and the error surface into its folder `plots`.
     """
     from starseq.decode.beam import Beam
     from starseq.jobs.evaluate import device_of
@@ -53,4 +54,5 @@ def tune(
             progress=progress,
         )  # fmt: skip
     typer.echo(result.report())
-    typer.echo(f"{run / 'tuned.json'}, {run / 'plots' / 'tune-beam.png'}")
+    surface = "tune-alone.png" if lm is None else "tune-beam.png"
+    typer.echo(f"{run / 'tuned.json'}, {run / 'plots' / surface}")

@@ -25,6 +25,7 @@ from starseq.text.gaps import Unit
 __all__ = ["TUNED", "BeamReader", "cached_emissions", "nbest_lists", "read_tuned", "scorer_of", "search_of"]
 
 TUNED = "tuned.json"
+"""By name the weights that were found: `beam` with a language model, `alone` without one, `rescore`."""
 
 Progress = Callable[[int, int | None], None]
 CACHE = "decode"
@@ -177,10 +178,10 @@ class BeamReader:
         """alpha and beta, each as given or else as `starseq tune` found it for this method, ``beam`` or ``rescore``, and model."""
         if alpha is not None and beta is not None:
             return alpha, beta
+        if lm is None:  # nothing for alpha to weigh
+            return 0.0, read_tuned(run.folder).get("alone", {"beta": 0.0})["beta"] if beta is None else beta
         tuned = read_tuned(run.folder).get(method)
         if tuned is None or not _same_file(tuned["lm"], lm):
-            if lm is None:  # nothing for alpha to weigh
-                return 0.0, beta or 0.0
             if method == "beam" and not os.path.exists(lm):
                 raise DataError(f"{os.fspath(lm)}: no such file or directory")
             what = "are not tuned" if tuned is None else f"were tuned with {tuned['lm']}"
@@ -190,9 +191,7 @@ class BeamReader:
         return tuned["alpha"] if alpha is None else alpha, tuned["beta"] if beta is None else beta
 
 
-def _same_file(first: str | None, second: str | os.PathLike[str] | None) -> bool:
-    if first is None or second is None:
-        return first is second
+def _same_file(first: str, second: str | os.PathLike[str]) -> bool:
     return os.path.realpath(first) == os.path.realpath(second)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from starseq.decode.greedy import greedy
 from starseq.decode.nbest import NBest, best, merge
 from starseq.decode.rescore import score_lists
 from starseq.decode.weights import ALPHAS, BETAS, Weights, best_weights
-from starseq.jobs.decode import CACHE, TUNED, Progress, cached_emissions, nbest_lists, scorer_of, search_of
+from starseq.jobs.decode import CACHE, TUNED, Progress, cached_emissions, nbest_lists, read_tuned, scorer_of, search_of
 from starseq.report.surface import plot_surface
 from starseq.runs.folder import data_root
 from starseq.text.error_rate import ErrorCounts, cer, wer
@@ -75,9 +76,10 @@ def tune(
     model scores of a text are the same in every search, so lists may be joined. What wins is a point that was searched.
 
     With `rescore`, a language model of any kind, weights for reordering the n best of the winning search follow; |y| is then
-    in `rescore_unit`. Without `lm`, alpha is 0 and beta alone is looked for. Surfaces go to ``RUN/plots/tune-beam.png`` and
-    ``tune-rescore.png``. Word errors for tokens that are words or come from a lexicon, otherwise character errors. Emissions
-    and n-best lists are kept in ``RUN/decode``, so that a job that was stopped goes on where it was.
+    in `rescore_unit`. Without `lm`, alpha is 0 and beta alone is looked for; what was found with a language model stays, and the
+    other way round. Surfaces go to ``RUN/plots``: ``tune-beam.png`` or ``tune-alone.png``, and ``tune-rescore.png``. Word errors
+    for tokens that are words or come from a lexicon, otherwise character errors. Emissions and n-best lists are kept in
+    ``RUN/decode``, so that a job that was stopped goes on where it was.
     """
     run = runs.load(folder)
     if lm is None:
@@ -110,14 +112,15 @@ def tune(
     metric = "WER" if unit == "word" else "CER"
     surface = Weights(winner.alpha, winner.beta, winner.percent, weights.surface)
     plots = run.folder / "plots"
-    plot_surface(surface, plots / "tune-beam.png", title=f"Beam search, {split or 'all'}", metric=metric)
+    kind = "alone" if lm is None else "beam"
+    plot_surface(surface, plots / f"tune-{kind}.png", title=f"Beam search, {split or 'all'}", metric=metric)
     record: dict[str, Any] = {
-        "split": split,
-        "metric": metric,
-        "beam": {
+        kind: {
             **asdict(winner),
             "lm": None if lm is None else os.fspath(lm),
             "lexicon": None if lexicon is None else os.fspath(lexicon),
+            "split": split,
+            "metric": metric,
             "settings": asdict(beam),
             "searches": [asdict(point) for point, _ in searched.values()],
         },
@@ -129,12 +132,27 @@ def tune(
         again = best_weights(scored, cache.references, unit=unit, betas=betas, progress=progress)
         rescored = Round(again.alpha, again.beta, again.percent)
         plot_surface(again, plots / "tune-rescore.png", title=f"Rescoring, {split or 'all'}", metric=metric)
-        record["rescore"] = {**asdict(rescored), "lm": os.fspath(rescore or ""), "unit": rescore_unit}
+        record["rescore"] = {
+            **asdict(rescored),
+            "lm": os.fspath(rescore or ""),
+            "unit": rescore_unit,
+            "split": split,
+            "metric": metric,
+        }
 
+    record = _others(run, lm) | record
     write_text(run.folder / TUNED, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     runs.update_results(run.folder, tune=record)
     points = tuple(point for point, _ in searched.values())
     return Tuned(metric, _greedy(search, cache, unit), winner, points, rescored, rescore_unit)
+
+
+def _others(run: runs.Run, lm: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """What was tuned before and still holds: without a language model, what was found with one, and the other way round."""
+    still = ("beam", "rescore") if lm is None else ("alone",)
+    with suppress(DataError):  # damaged: this is how it is mended
+        return {name: found for name, found in read_tuned(run.folder).items() if name in still}
+    return {}
 
 
 def _where(
