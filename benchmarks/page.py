@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.steps import FULL, TABLES, Record, Table
 from benchmarks.work import current, read_lines
 
+from starseq.config import load_recipe
 from starseq.report.plots import histograms_svg, series_svg
 
 IMAGES = "images"
@@ -202,15 +203,14 @@ def _pseudo(results: Results, methods: Sequence[str]) -> str:
                 found = line["pseudo"]
                 last = [c for m in line["made"] if m["stage"] == "pseudo" for c in m["commands"]][-1]
                 words = shlex.split(last)
-                kind = words[words.index("--kind") + 1] + (", with a language model" if "--lm" in words else "")
-                if "--alpha" in words:
-                    kind += f" at {words[words.index('--alpha') + 1]} and {words[words.index('--beta') + 1]}"
+                options = dict(zip(words, words[1:], strict=False))
+                kind = options["--kind"] + (", with a language model" if "--lm" in options else "")
+                weights = [options[name] for name in ("--alpha", "--beta") if float(options.get(name, 0))]
+                kind += f" at {' and '.join(weights)}" if weights else ""
                 teacher = str(results.table.methods[method]["from"])
                 before, after = (found["errors"].get(name, {}).get(metric) for name in ("partial", "pseudo"))
                 lost = found["rows"].get("failed", 0)
-                known, added = found["labels"]["known"], found["labels"]["added"]
-                dropped = line["labels"]  # which may be words where labels are letters
-                share = 100 * (known + added) / dropped["labels"] if known <= dropped["kept"] else None
+                share = _share(line, before) if _is_dropped(results.table) else None
                 rows.append([
                     _condition(condition), kind, teacher, _number(before), _number(after), _number(share), f"{lost:,}",
                     *(_percent(results.errors(condition, method, split)[:1]) for split in ("dev", "test")),
@@ -222,10 +222,23 @@ def _pseudo(results: Results, methods: Sequence[str]) -> str:
         "of",
         f"{name} % of the partial labels",
         f"{name} % of the pseudo-labels",
-        "as many as % of all labels",
+        "as many as % of the complete",
         "rows lost",
     ]
     return _markdown([*head, f"student, dev {name} %", f"student, test {name} %"], rows) if rows else ""
+
+
+def _share(line: Record, partial: float | None) -> float | None:
+    """How many pseudo-labels there are, in percent of the complete labels of these rows."""
+    if "labels" not in line or partial is None or partial >= 100:
+        return None
+    complete = line["labels"]["kept"] / (1 - partial / 100)  # rows that lost everything are not among these
+    return float(100 * (line["pseudo"]["labels"]["known"] + line["pseudo"]["labels"]["added"]) / complete)
+
+
+def _is_dropped(table: Table) -> bool:
+    """Whether what is dropped are labels, and not words where labels are letters."""
+    return bool(load_recipe(table.recipe).text.unit == table.drop["unit"])
 
 
 def _how(results: Results) -> str:

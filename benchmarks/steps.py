@@ -53,6 +53,11 @@ class Step:
         found = re.search(r"runs/[0-9a-f]+", self.text)
         return found[0] if found else None
 
+    def option(self, name: str) -> str | None:
+        """The value of an option of its last command."""
+        command = self.commands[-1]
+        return command[command.index(name) + 1] if name in command else None
+
     def feeds(self, later: Step) -> bool:
         """Whether a later step reads what this one makes: it names this one; or, of a tuned run, the run."""
         return self.key in later.text or (self.stage == "tune" and str(self.run) in later.text)
@@ -227,17 +232,19 @@ class _Chain:
         self, method: str, before: Sequence[Step], options: Sequence[str]
     ) -> tuple[list[Step], list[str]]:
         """The steps of a method that pseudo-labels need, and options that say how to read: with the language model of the
-        method's beam search, if it has one; whose evaluation is not needed, nor its tuning where both weights are given."""
+        method's beam search, or, where it has none, with that very search. Its evaluation is not needed, nor its tuning where
+        the weights are given."""
         lm = self.table.all_methods()[method].get("lm")
         if lm is None:
             return list(before), []
         if "rescore" in lm or "lexicon" in lm:
             raise Mistake(f"table {self.table.name}: pseudo-labels of {method} would need its `rescore` or `lexicon`")
-        less = {"beam", "tune"} if {"--alpha", "--beta"} <= set(options) else {"beam"}
+        given = {"--alpha", "--beta"} if "text" in lm else {"--beta"}
+        less = {"beam", "tune"} if given <= set(options) else {"beam"}
         trained = max(i for i, step in enumerate(before) if step.stage == "train")
         kept = [step for i, step in enumerate(before) if i < trained or step.stage not in less]
         if "text" not in lm:
-            return kept, list(map(str, lm.get("search", ())))
+            return kept, list(map(str, lm["search"]))
         return kept, ["--lm", next(step.makes[0] for step in reversed(kept) if step.stage == "lm")]
 
     @property
@@ -310,6 +317,8 @@ class _Chain:
                 f"table {self.table.name}: {wrong[0]!r} is not a key of `lm`{'' if 'text' in lm else ' without `text`'}"
             )
         run, search = _last_run(before), list(map(str, lm.get("search", ())))
+        if "text" not in lm and "--beam" not in search:
+            raise Mistake(f"table {self.table.name}: `lm` without `text` needs a `search` with --beam")
         made, use = self._language_models(before, lm, search) if "text" in lm else ([], search)
         tune = self._step("tune", [["tune", run, *use]], [f"{run}/tuned.json"], before)
         trained = next(step for step in reversed(before) if step.stage == "train")

@@ -44,6 +44,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `benchmar
 from benchmarks.steps import ROOT, STAGES, Cell, Mistake, Record, Step, Table
 from benchmarks.work import RESULTS, Work, append, facts, identity, pack, read_lines, unpack
 
+WRITING = ("greedy", "tune", "beam")
+"""stages that add to the files of a run that is trained"""
+
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +153,9 @@ class Runner:
         step = todo[0]
         if step.key in self._running or step.key in self._failed or step.key in self._late:
             return
+        beside = [job.step for job in self._running.values() if job.step.run == step.run]
+        if step.stage in WRITING and any(other.stage in WRITING for other in beside):
+            return  # both would write into the run's results.json
         if step.stage not in self.stages:
             return
         expected = self.expected(step, table.steps)
@@ -167,7 +173,12 @@ class Runner:
         log.parent.mkdir(parents=True, exist_ok=True)
         offset = log.stat().st_size if log.exists() else 0
         job = Job(
-            step, cell, [self._placed(command, step) for command in step.commands], log, time.monotonic(), offset=offset
+            step,
+            cell,
+            [self._placed(command, step, cell) for command in step.commands],
+            log,
+            time.monotonic(),
+            offset=offset,
         )
         self._running[step.key] = job
         self._launch(job)
@@ -185,8 +196,8 @@ class Runner:
         longest = max(record["seconds"] for record in beside or like)
         return float(longest * (1 - self.work.part_done(step, steps)))
 
-    def _placed(self, command: Sequence[str], step: Step) -> list[str]:
-        """The command with what depends on the machine and decides no result."""
+    def _placed(self, command: Sequence[str], step: Step, cell: Cell) -> list[str]:
+        """The command with what depends on the machine and decides no result, and the weights that the cell's own tuning found."""
         if step.stage == "train" and command[0] == "train":
             return [*command, f"trainer.accelerator={self.device}", *self.free]
         if command[0] == "lm" and "--neural" in command:
@@ -194,11 +205,22 @@ class Runner:
             return [*command, "--device", self.device, *(["--resume"] if begun.exists() else [])]
         if command[0] in ("evaluate", "tune", "pseudo"):
             workers = self.workers if self.workers is not None else 0 if self.jobs > 1 else 2
-            searches = ["--workers", str(workers)] if step.stage in ("tune", "beam", "pseudo") else []
-            if command[0] == "pseudo" and not {"plain", "--lm", "--beam", "--beta"} & set(command):
-                searches = ["--beta", "0", *searches]  # and not what another cell may have tuned for this run meanwhile
-            return [*command, "--device", self.device, *searches]
+            if step.stage == "greedy":
+                return [*command, "--device", self.device]
+            return [*command, *self._weights(step, cell), "--device", self.device, "--workers", str(workers)]
         return list(command)
+
+    def _weights(self, step: Step, cell: Cell) -> list[str]:
+        """Given as options, for other cells may tune the same run meanwhile."""
+        greedy = "plain" in step.commands[-1] and step.option("--lm") is None and step.option("--beam") is None
+        if step.stage not in ("beam", "pseudo") or greedy:
+            return []
+        before = [earlier for earlier in cell.steps[: cell.steps.index(step)] if earlier.stage == "tune"]
+        same = [tuned for tuned in before if (tuned.run, tuned.option("--lm")) == (step.run, step.option("--lm"))]
+        record = self.work.record(same[-1]) if same else None
+        found = {"alpha": 0, "beta": 0} if record is None else record["facts"]["weights"]
+        names = ("alpha", "beta") if step.option("--lm") else ("beta",)
+        return [word for name in names if step.option(f"--{name}") is None for word in (f"--{name}", str(found[name]))]
 
     def _launch(self, job: Job) -> None:
         threads = str(self.threads)

@@ -275,9 +275,9 @@ def pack(
 ) -> tuple[list[Path], list[str]]:
     """What later cells need, as one tar file in pieces of `mib` MiB: `target`, `target`.1, ..., at most `parts` of them.
 
-    First what is small (results, records of steps, metrics), then manifests, the models of the run folders `wanted`, language
-    models, which are soon made again, the other models, and checkpoints of runs that are not over. Returns the pieces, and what
-    found no room."""
+    First what is small (results, records of steps, metrics), then manifests, neural language models, the models of the run
+    folders `wanted`, n-gram models, which are soon made again, the other models, and checkpoints of runs that are not over.
+    Returns the pieces, and what found no room."""
     done = {record["run"] for record in Work(work).records() if record["stage"] == "train"}
     models = {str(path.parent.relative_to(work)): path for path in work.glob("runs/*/model.safetensors")}
     needed = [models.pop(run) for run in wanted if run in models]
@@ -285,8 +285,9 @@ def pack(
         sorted(work.glob("steps/*.json")),
         [path for path in sorted(work.glob("runs/*/*")) if path.name in SMALL],
         sorted((*work.glob("data/*/partial-*"), *work.glob("data/*/pseudo-*"))),
+        sorted(work.glob("lm/*/*")),
         needed,
-        sorted((*work.glob("lm/*"), *work.glob("lm/*/*"))),
+        sorted(work.glob("lm/*")),
         sorted(models.values(), key=lambda path: path.stat().st_size),
         [path for path in sorted(work.glob("runs/*/last.ckpt")) if str(path.parent.relative_to(work)) not in done],
     ]

@@ -367,7 +367,9 @@ def test_language_models(run: Path, partial: Path, tmp_path: Path, sevens: Path)
     with pytest.raises(DataError, match="the weights of beam are not tuned"):
         label(teacher, manifest, tmp_path / "out.jsonl", lm=sevens)
     weights = {"lm": str(sevens), "alpha": 5.0, "beta": 20.0}
-    (teacher / "tuned.json").write_text(json.dumps({"beam": weights, "rescore": weights}))
+    (teacher / "tuned.json").write_text(
+        json.dumps({"beam": weights, "alone": weights | {"lm": None, "beta": 0.0, "rescore": weights}})
+    )
 
     def shares(kind: job.Kind, name: str, **settings: Any) -> tuple[float, dict[str, Any]]:
         label(teacher, manifest, tmp_path / f"{name}.jsonl", kind, splits=["train"], **settings)

@@ -93,20 +93,55 @@ def test_the_weights_found_read_better_and_are_kept(run: MadeRun, tmp_path: Path
 
 def test_weights_with_and_without_a_language_model_are_kept_side_by_side(run: MadeRun, tmp_path: Path) -> None:
     lm, beam = tmp_path / "lm.arpa", Beam(size=20)
-    (run.folder / "tuned.json").write_text(json.dumps({"alone": {"beta": 2.0, "lm": None}}))
+    path = run.folder / "tuned.json"
+    path.write_text(json.dumps({"alone": {"alpha": 0.0, "beta": 2.0, "lm": None}}))
     tune.tune(run.folder, lm=lm, rescore=lm, beam=beam)
-    record = json.loads((run.folder / "tuned.json").read_text())
-    assert list(record) == ["alone", "beam", "rescore"]
-    with_lm, without = decode.BeamReader(lm=lm, beam=beam), decode.BeamReader(searched=True, beam=beam)
-    assert with_lm.weights(run, "beam", lm, None, None) == (record["beam"]["alpha"], record["beam"]["beta"])
-    assert without.weights(run, "beam", None, None, None) == (0.0, 2.0)
-    assert without.weights(run, "beam", None, None, -1.0) == (0.0, -1.0)
+    record = json.loads(path.read_text())
+    assert record["alone"] == {"alpha": 0.0, "beta": 2.0, "lm": None}
+    with_lm = decode.BeamReader(lm=lm, rescore_lm=lm)
+    assert with_lm.search_weights(run) == (record["beam"]["alpha"], record["beam"]["beta"])
+    rescored = record["beam"]["rescore"]
+    assert with_lm.rescore_weights(run) == (rescored["alpha"], rescored["beta"])
+    assert decode.BeamReader().search_weights(run) == (0.0, 2.0)
+    assert decode.BeamReader(beta=-1.0).search_weights(run) == (0.0, -1.0)
+    tune.tune(run.folder, lm=None, rescore=lm, beam=beam)
+    both = json.loads(path.read_text())
+    assert both["beam"] == record["beam"]
+    assert both["alone"]["rescore"]["lm"] == str(lm)
+    assert decode.BeamReader(rescore_lm=lm).rescore_weights(run)[0] == both["alone"]["rescore"]["alpha"]
     tune.tune(run.folder, lm=lm, beam=beam)
-    assert list(json.loads((run.folder / "tuned.json").read_text())) == ["alone", "beam"]  # of another search's n best
-    (run.folder / "tuned.json").write_text("{")
+    assert list(json.loads(path.read_text())) == ["alone", "beam"]
+    with pytest.raises(DataError, match="weights of rescore are not tuned"):  # on the n best of this search
+        with_lm.rescore_weights(run)
+    path.write_text("{")
     tune.tune(run.folder, lm=None, beam=beam)
-    assert list(json.loads((run.folder / "tuned.json").read_text())) == ["alone"]
+    assert list(json.loads(path.read_text())) == ["alone"]
     assert (run.folder / "plots" / "tune-alone.png").exists()
+
+
+def test_weights_belong_to_a_lexicon(run: MadeRun, tmp_path: Path) -> None:
+    lm, words = tmp_path / "lm.arpa", str(tmp_path / "words.txt")
+    weights = {"alpha": 1.0, "beta": 2.0, "lexicon": words}
+    tuned = {"alone": weights | {"lm": None}, "beam": weights | {"lm": str(lm)}}
+    (run.folder / "tuned.json").write_text(json.dumps(tuned))
+    assert decode.BeamReader(lexicon=words).search_weights(run) == (0.0, 2.0)
+    assert decode.BeamReader(lm=lm, lexicon=words).search_weights(run) == (1.0, 2.0)
+    assert decode.BeamReader().search_weights(run) == (0.0, 0.0)
+    with pytest.raises(
+        DataError, match=r"tuned with .*lm\.arpa and the lexicon .*words\.txt: run `starseq tune` with .*lm\.arpa, or"
+    ):
+        decode.BeamReader(lm=lm).search_weights(run)
+    with pytest.raises(DataError, match=r"run `starseq tune` with .*lm\.arpa and the lexicon other\.txt, or"):
+        decode.BeamReader(lm=lm, lexicon="other.txt").search_weights(run)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "7", '{"alone": null}', '{"beam": {"alpha": 1}}', '{"beam": {"alpha": 1, "beta": "x"}}']
+)
+def test_a_damaged_file_is_a_sentence(run: MadeRun, text: str) -> None:
+    (run.folder / "tuned.json").write_text(text)
+    with pytest.raises(DataError, match=r"tuned\.json: damaged; run `starseq tune` again"):
+        decode.read_tuned(run.folder)
 
 
 def test_rescoring_has_weights_of_its_own(run: MadeRun, tmp_path: Path) -> None:

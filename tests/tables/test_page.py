@@ -189,10 +189,14 @@ def test_pseudo_labels_and_what_they_are_worth(lines: Lines) -> None:
         "errors": {"partial": {"cer": 30.5}, "pseudo": {"cer": 4.25}},
         "labels": {"known": 70, "added": 20},
     }
-    lines.add("0.3", "stc+pseudo", 21.0, pseudo=found, labels={"labels": 120, "kept": 70})
-    lines.add("0.7", "stc+pseudo", 22.0, pseudo=found, labels={"labels": 20, "kept": 10})  # words, not letters
-    assert ["0.3", "keep-known", "stc", "30.5", "4.25", "75.0", "2", "21.0", "21.0"] in lines.rows()
+    kept = {"labels": 500, "kept": 139}  # of 500 with the rows that lost everything; 200 in the others
+    lines.add("0.3", "stc+pseudo", 21.0, pseudo=found, labels=kept)
+    lines.add("0.7", "stc+pseudo", 22.0, pseudo=found)
+    assert ["0.3", "keep-known", "stc", "30.5", "4.25", "45.0", "2", "21.0", "21.0"] in lines.rows()
     assert ["0.7", "keep-known", "stc", "30.5", "4.25", "", "2", "22.0", "22.0"] in lines.rows()
+    lines.write_table(TABLE.replace("unit: char", "unit: word"))  # while labels are characters
+    lines.add("0.3", "stc+pseudo", 23.0, pseudo=found, labels=kept)
+    assert ["0.3", "keep-known", "stc", "30.5", "4.25", "", "2", "23.0", "23.0"] in lines.rows()
 
 
 def test_each_number_says_how_it_was_made(lines: Lines) -> None:

@@ -148,11 +148,31 @@ def test_a_search_without_a_language_model_tunes_the_length_and_pseudo_labels_ha
     tuned, read = (place.commands().index(next(iter(place.commands(name)))) for name in ("tune", "pseudo"))
     assert tuned < read
     student, text = place.commands("pseudo")
-    assert student[5:] == ["--beam", "7", "--kind", "plain", "--device", "cpu", "--workers", "2"]
-    assert text[5:] == ["--kind", "keep-known", "--device", "cpu", "--beta", "0", "--workers", "2"]
+    assert student[5:] == ["--beam", "7", "--kind", "plain", "--beta", "0.3", "--device", "cpu", "--workers", "2"]
+    assert text[5:] == ["--kind", "keep-known", "--beta", "0", "--device", "cpu", "--workers", "2"]
+    searched = [c for c in place.commands("evaluate") if "--beam" in c]
+    assert [c[c.index("--beta") + 1] for c in searched] == ["0.3", "0.1"]
+    assert [c[c.index("--alpha") + 1] for c in searched if "--lm" in c] == ["0.5"]
     place.table.write_text(with_them.replace("{search: [--beam, 7]}", "{search: [--beam, 7], mix: {}}"))
     with pytest.raises(Mistake, match="'mix' is not a key of `lm` without `text`"):
         Table.load(str(place.table)).cell("0.4", "a", 0)
+    place.table.write_text(with_them.replace("{search: [--beam, 7]}", "{search: [--beam-tokens, 7]}"))
+    with pytest.raises(Mistake, match="`lm` without `text` needs a `search` with --beam"):
+        Table.load(str(place.table)).cell("0.4", "a", 0)
+
+
+def test_two_searches_of_one_run_take_turns(place: Place) -> None:
+    """Each adds to the run's results.json and tuned.json what the other would read."""
+    methods = ("a: {from: stc, lm: {search: [--beam, 7]}}", "c: {from: stc, lm: {text: pseudo, search: [--beam, 7]}}")
+    with_them = TABLE.replace("  labels: {", "".join(f"  {method}\n" for method in methods) + "  labels: {")
+    place.table.write_text(with_them.replace("[stc+pseudo, stc+beam, labels]", "[a, c]"))
+    place.run("--cell", "0.4/[ac]/0", "--stages", "drop,train,greedy,pseudo,lm")
+    for turn in range(4):
+        own, results = place.work.with_name(f"work{turn}"), place.results.with_name(f"cells{turn}.jsonl")
+        shutil.copytree(place.work, own)
+        assert place.run("--cell", "0.4/[ac]/0", "--jobs", "2", work=own, results=results) == 0
+        found = {line["method"]: line["errors"]["test"]["beam"]["wer"] for line in work.read_lines(results)}
+        assert found == {"a": 9.5, "c": 9.0}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from starseq.text.gaps import Unit
 __all__ = ["TUNED", "BeamReader", "cached_emissions", "nbest_lists", "read_tuned", "scorer_of", "search_of"]
 
 TUNED = "tuned.json"
-"""By name the weights that were found: `beam` with a language model, `alone` without one, `rescore`."""
+"""The weights that were found, with a language model, `beam`, and without one, `alone`; in each maybe `rescore`, of its n best."""
 
 Progress = Callable[[int, int | None], None]
 CACHE = "decode"
@@ -98,26 +98,28 @@ def scorer_of(run: Run, path: str | os.PathLike[str], *, lexicon: bool = False, 
     return scorers.load(path, unit="word" if lexicon else run.tokeniser.unit, device=device)
 
 
-def read_tuned(folder: str | os.PathLike[str]) -> dict[str, Any]:
+def read_tuned(folder: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
     """``tuned.json`` of a run; empty where nothing was tuned."""
     path = Path(folder, TUNED)
     if not path.exists():
         return {}
     try:
         record = json.loads(path.read_text())
-        if not isinstance(record, dict):
-            raise ValueError
-    except ValueError:
+        found = {name: record[name] for name in ("alone", "beam") if name in record}
+        for weights in found.values():
+            float(weights["alpha"]), float(weights["beta"])
+    except (ValueError, TypeError, KeyError):
         raise DataError(f"{path}: damaged; run `starseq tune` again") from None
-    return record
+    return found
 
 
 @dataclass
 class BeamReader:
     """Beam search and rescoring as methods of `starseq.jobs.evaluate.evaluate`, beside greedy reading.
 
-    Weights that are None are those that `starseq tune` found with the same language model; where there are none, a `DataError`
-    says so. `rescore_lm` adds a method that reorders the n best of the search.
+    Weights that are None are those that `starseq tune` found with the same language model and lexicon; where there are none, a
+    `DataError` says so, but without a language model the length has weight 0. `rescore_lm` adds a method that reorders the n best
+    of the search.
     """
 
     lm: str | os.PathLike[str] | None = None
@@ -155,7 +157,7 @@ class BeamReader:
     def read_rescored(self, run: Run, manifest: Path, split: str | None) -> dict[str, str]:
         """The best text of every row after rescoring, by id."""
         assert self.rescore_lm is not None
-        alpha, beta = self.weights(run, "rescore", self.rescore_lm, self.rescore_alpha, self.rescore_beta)
+        alpha, beta = self.rescore_weights(run)
         scorer = scorer_of(run, self.rescore_lm, lexicon=self.lexicon is not None, device=self.device)
         lists = self._lists(run, manifest, split)
         found = rescore(
@@ -164,7 +166,7 @@ class BeamReader:
         return {nbest.id: best(nbest).text for nbest in found}
 
     def _lists(self, run: Run, manifest: Path, split: str | None) -> list[NBest]:
-        alpha, beta = self.weights(run, "beam", self.lm, self.alpha, self.beta)
+        alpha, beta = self.search_weights(run)
         search = search_of(run, lm=self.lm, lexicon=self.lexicon, alpha=alpha, beta=beta, beam=self.beam)
         root = data_root(run.recipe, run.folder) if self.root is None and manifest == run.manifest else self.root
         cache = cached_emissions(
@@ -172,26 +174,54 @@ class BeamReader:
         )
         return nbest_lists(search, cache, run.folder / CACHE, workers=self.workers, progress=self.progress)
 
-    def weights(
-        self, run: Run, method: str, lm: str | os.PathLike[str] | None, alpha: float | None, beta: float | None
-    ) -> tuple[float, float]:
-        """alpha and beta, each as given or else as `starseq tune` found it for this method, ``beam`` or ``rescore``, and model."""
-        if alpha is not None and beta is not None:
-            return alpha, beta
-        if lm is None:  # nothing for alpha to weigh
-            return 0.0, read_tuned(run.folder).get("alone", {"beta": 0.0})["beta"] if beta is None else beta
-        tuned = read_tuned(run.folder).get(method)
-        if tuned is None or not _same_file(tuned["lm"], lm):
-            if method == "beam" and not os.path.exists(lm):
-                raise DataError(f"{os.fspath(lm)}: no such file or directory")
-            what = "are not tuned" if tuned is None else f"were tuned with {tuned['lm']}"
-            raise DataError(
-                f"{run.folder}: the weights of {method} {what}: run `starseq tune` with {os.fspath(lm)}, or give alpha and beta"
+    def search_weights(self, run: Run) -> tuple[float, float]:
+        """alpha and beta of the search."""
+        if self.alpha is not None and self.beta is not None:
+            return self.alpha, self.beta
+        tuned = read_tuned(run.folder).get("alone" if self.lm is None else "beam")
+        fits = tuned is not None and all(
+            _same_file(tuned.get(name), path) for name, path in (("lm", self.lm), ("lexicon", self.lexicon))
+        )
+        if self.lm is None:  # nothing for alpha to weigh
+            return 0.0, self.beta if self.beta is not None else tuned["beta"] if tuned and fits else 0.0
+        if not os.path.exists(self.lm):
+            raise DataError(f"{os.fspath(self.lm)}: no such file or directory")
+        if tuned is None or not fits:
+            raise self._not_tuned(run, "beam", tuned, self.lm)
+        return _given_or_tuned(self.alpha, self.beta, tuned)
+
+    def rescore_weights(self, run: Run) -> tuple[float, float]:
+        """alpha and beta of rescoring."""
+        assert self.rescore_lm is not None
+        if self.rescore_alpha is not None and self.rescore_beta is not None:
+            return self.rescore_alpha, self.rescore_beta
+        tuned = read_tuned(run.folder).get("alone" if self.lm is None else "beam", {}).get("rescore")
+        if tuned is None or not _same_file(tuned["lm"], self.rescore_lm):
+            raise self._not_tuned(run, "rescore", tuned, self.rescore_lm)
+        return _given_or_tuned(self.rescore_alpha, self.rescore_beta, tuned)
+
+    def _not_tuned(
+        self, run: Run, method: str, tuned: Mapping[str, Any] | None, lm: str | os.PathLike[str]
+    ) -> DataError:
+        what, use = "are not tuned", os.fspath(lm)
+        if tuned is not None:
+            what = f"were tuned with {tuned['lm']}" + (
+                f" and the lexicon {tuned['lexicon']}" if tuned.get("lexicon") else ""
             )
-        return tuned["alpha"] if alpha is None else alpha, tuned["beta"] if beta is None else beta
+        if method == "beam" and self.lexicon is not None:
+            use += f" and the lexicon {os.fspath(self.lexicon)}"
+        return DataError(
+            f"{run.folder}: the weights of {method} {what}: run `starseq tune` with {use}, or give alpha and beta"
+        )
 
 
-def _same_file(first: str, second: str | os.PathLike[str]) -> bool:
+def _given_or_tuned(alpha: float | None, beta: float | None, tuned: Mapping[str, Any]) -> tuple[float, float]:
+    return tuned["alpha"] if alpha is None else alpha, tuned["beta"] if beta is None else beta
+
+
+def _same_file(first: str | None, second: str | os.PathLike[str] | None) -> bool:
+    if first is None or second is None:
+        return first is second
     return os.path.realpath(first) == os.path.realpath(second)
 
 

@@ -359,7 +359,7 @@ def _method(run: runs.Run, reader: BeamReader, kind: Kind, beam: int | None, bea
         return _Method({"method": "greedy"}, (0.0, 0.0), lambda: _Greedy(run.tokeniser, merge))
     if not plain and reader.lexicon is not None:
         raise ValueError(f"lexicon: a transcript of the kind {kind!r} is held to the known labels, not to a lexicon")
-    alpha, beta = reader.weights(run, "beam", reader.lm, reader.alpha, reader.beta)
+    alpha, beta = reader.search_weights(run)
     size = beam if beam is not None else _BEAM if plain else _COMPLETION_BEAM
     nbest = 1 if reader.rescore_lm is None else min(_NBEST, size)
     settings: dict[str, Any] = {
@@ -368,7 +368,7 @@ def _method(run: runs.Run, reader: BeamReader, kind: Kind, beam: int | None, bea
     }  # fmt: skip
     weights = (0.0, 0.0)
     if reader.rescore_lm is not None:
-        weights = reader.weights(run, "rescore", reader.rescore_lm, reader.rescore_alpha, reader.rescore_beta)
+        weights = reader.rescore_weights(run)
         settings["rescore"] = {"lm": _named(reader.rescore_lm), "alpha": weights[0], "beta": weights[1]}
         settings["rescore"] |= {"unit": reader.rescore_unit, "nbest": nbest}
     settings = {name: value for name, value in settings.items() if value is not None}

@@ -115,15 +115,13 @@ def tune(
     kind = "alone" if lm is None else "beam"
     plot_surface(surface, plots / f"tune-{kind}.png", title=f"Beam search, {split or 'all'}", metric=metric)
     record: dict[str, Any] = {
-        kind: {
-            **asdict(winner),
-            "lm": None if lm is None else os.fspath(lm),
-            "lexicon": None if lexicon is None else os.fspath(lexicon),
-            "split": split,
-            "metric": metric,
-            "settings": asdict(beam),
-            "searches": [asdict(point) for point, _ in searched.values()],
-        },
+        **asdict(winner),
+        "lm": None if lm is None else os.fspath(lm),
+        "lexicon": None if lexicon is None else os.fspath(lexicon),
+        "split": split,
+        "metric": metric,
+        "settings": asdict(beam),
+        "searches": [asdict(point) for point, _ in searched.values()],
     }
 
     rescored = None
@@ -132,27 +130,16 @@ def tune(
         again = best_weights(scored, cache.references, unit=unit, betas=betas, progress=progress)
         rescored = Round(again.alpha, again.beta, again.percent)
         plot_surface(again, plots / "tune-rescore.png", title=f"Rescoring, {split or 'all'}", metric=metric)
-        record["rescore"] = {
-            **asdict(rescored),
-            "lm": os.fspath(rescore or ""),
-            "unit": rescore_unit,
-            "split": split,
-            "metric": metric,
-        }
+        record["rescore"] = {**asdict(rescored), "lm": os.fspath(rescore or ""), "unit": rescore_unit}
 
-    record = _others(run, lm) | record
-    write_text(run.folder / TUNED, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    runs.update_results(run.folder, tune=record)
+    tuned = {}
+    with suppress(DataError):  # damaged: this is how it is mended
+        tuned = read_tuned(run.folder)
+    tuned[kind] = record
+    write_text(run.folder / TUNED, json.dumps(tuned, indent=1, ensure_ascii=False) + "\n")
+    runs.update_results(run.folder, tune=tuned)
     points = tuple(point for point, _ in searched.values())
     return Tuned(metric, _greedy(search, cache, unit), winner, points, rescored, rescore_unit)
-
-
-def _others(run: runs.Run, lm: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """What was tuned before and still holds: without a language model, what was found with one, and the other way round."""
-    still = ("beam", "rescore") if lm is None else ("alone",)
-    with suppress(DataError):  # damaged: this is how it is mended
-        return {name: found for name, found in read_tuned(run.folder).items() if name in still}
-    return {}
 
 
 def _where(
