@@ -253,6 +253,13 @@ MUTANTS = [
            "key = (os.getpid(), threads)", "key = (0, threads)", f"{BEHAVIOUR} -k forked"),
     Mutant("a penalty of NaN is let through", "arguments.py", "~(weights <= 0)", "(weights > 0)",
            "tests/test_loss_errors.py -k 'torch and nan'"),
+    Mutant("tune: the length alone has a language model's weight", "jobs/decode.py",
+           '.get("alone" if self.lm is None else "beam")\n        fits', '.get("beam")\n        fits',
+           "tests/jobs/test_tune.py -k side_by_side"),
+    Mutant("tune: what was tuned before is lost", "jobs/tune.py",
+           "tuned = read_tuned(run.folder)", "read_tuned(run.folder)", "tests/jobs/test_tune.py -k side_by_side"),
+    Mutant("tune: weights of another lexicon are taken", "jobs/decode.py",
+           '(("lm", self.lm), ("lexicon", self.lexicon))', '(("lm", self.lm),)', "tests/jobs/test_tune.py -k lexicon"),
 ]  # fmt: skip
 
 
