@@ -210,7 +210,7 @@ def _pseudo(results: Results, methods: Sequence[str]) -> str:
                 teacher = str(results.table.methods[method]["from"])
                 before, after = (found["errors"].get(name, {}).get(metric) for name in ("partial", "pseudo"))
                 lost = found["rows"].get("failed", 0)
-                share = _share(line, before) if _is_dropped(results.table) else None
+                share = _share(line, before) if _drops_labels(results.table) else None
                 rows.append([
                     _condition(condition), kind, teacher, _number(before), _number(after), _number(share), f"{lost:,}",
                     *(_percent(results.errors(condition, method, split)[:1]) for split in ("dev", "test")),
@@ -236,7 +236,7 @@ def _share(line: Record, partial: float | None) -> float | None:
     return float(100 * (line["pseudo"]["labels"]["known"] + line["pseudo"]["labels"]["added"]) / complete)
 
 
-def _is_dropped(table: Table) -> bool:
+def _drops_labels(table: Table) -> bool:
     """Whether what is dropped are labels, and not words where labels are letters."""
     return bool(load_recipe(table.recipe).text.unit == table.drop["unit"])
 

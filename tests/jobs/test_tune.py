@@ -203,6 +203,9 @@ def test_missing_weights_are_a_sentence(run: MadeRun, tmp_path: Path) -> None:
     (run.folder / "tuned.json").write_text(json.dumps({"beam": {"alpha": 1.0, "beta": 0.0, "lm": "other.arpa"}}))
     with pytest.raises(DataError, match=r"were tuned with other\.arpa"):
         reader.read_by_beam(run, run.manifest, "dev")
+    (run.folder / "tuned.json").write_text(json.dumps({"beam": {"alpha": 0.0, "beta": 0.7, "lm": None}}))
+    with pytest.raises(DataError, match="were tuned with no language model"):
+        reader.read_by_beam(run, run.manifest, "dev")
     assert decode.BeamReader(lm=lm, alpha=0.5, beta=0.0).read_by_beam(run, run.manifest, "dev")
     (run.folder / "tuned.json").write_text("{")
     with pytest.raises(DataError, match=r"tuned\.json: damaged"):

@@ -196,7 +196,7 @@ class BeamReader:
         if self.rescore_alpha is not None and self.rescore_beta is not None:
             return self.rescore_alpha, self.rescore_beta
         tuned = read_tuned(run.folder).get("alone" if self.lm is None else "beam", {}).get("rescore")
-        if tuned is None or not _same_file(tuned["lm"], self.rescore_lm):
+        if tuned is None or not _same_file(tuned.get("lm"), self.rescore_lm):
             raise self._not_tuned(run, "rescore", tuned, self.rescore_lm)
         return _given_or_tuned(self.rescore_alpha, self.rescore_beta, tuned)
 
@@ -205,7 +205,7 @@ class BeamReader:
     ) -> DataError:
         what, use = "are not tuned", os.fspath(lm)
         if tuned is not None:
-            what = f"were tuned with {tuned['lm']}" + (
+            what = f"were tuned with {tuned.get('lm') or 'no language model'}" + (
                 f" and the lexicon {tuned['lexicon']}" if tuned.get("lexicon") else ""
             )
         if method == "beam" and self.lexicon is not None:
