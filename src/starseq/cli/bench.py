@@ -45,8 +45,9 @@ def bench(
             from starseq.jobs.bench_train import bench_train
 
             rows += bench_train(
-                device, steps, note=lambda line: typer.echo(f"starseq: {line}", err=True), progress=progress
-            )
+                device, steps, seconds=seconds, note=lambda line: typer.echo(f"starseq: {line}", err=True),
+                progress=progress,
+            )  # fmt: skip
         if data:
             rows += job.bench_data(corpora, progress=progress)
         if decode:

@@ -90,13 +90,14 @@ SMALL = (
 
 
 def bench_train(
-    device: str = "cpu", cases: Iterable[str] = (), *, steps: int = STEPS,
+    device: str = "cpu", cases: Iterable[str] = (), *, steps: int = STEPS, seconds: float = 0.0,
     note: Callable[[str], None] = lambda line: None, progress: Progress = lambda done, total: None,
 ) -> list[Measurement]:  # fmt: skip
     """A step's time, its ratio to that with the faster CTC, utterances a second and peak memory, for each case and criterion.
 
-    On CUDA under bfloat16 autocast, at the published sizes, and then as CUDA graphs; on the CPU in float32, and small. `steps` is
-    how many of each are timed. Where a capture fails, `note` is told why in one line, and the rows of these graphs are missing.
+    On CUDA under bfloat16 autocast, at the published sizes, and then as CUDA graphs; on the CPU in float32, and small. `steps` of
+    each are timed at least, and more while the `seconds` of a case are not over. Where a capture fails, `note` is told why in one
+    line, and the rows of these graphs are missing.
     An unknown case raises ValueError.
     """
     if device == "cuda" and not torch.cuda.is_available():
@@ -116,13 +117,13 @@ def bench_train(
         progress(done, len(measures) * len(todo))
         if case.name not in runs:
             runs[case.name] = _steps(case, device)
-        rows[case.name] += measure(case, runs[case.name], device, steps)
+        rows[case.name] += measure(case, runs[case.name], device, steps, seconds)
     progress(len(measures) * len(todo), len(measures) * len(todo))
     return [row for found in rows.values() for row in found]
 
 
 def _from_python(
-    case: TrainCase, runs: Mapping[str, Callable[[], Tensor]], device: str, steps: int
+    case: TrainCase, runs: Mapping[str, Callable[[], Tensor]], device: str, steps: int, seconds: float
 ) -> list[Measurement]:
     """The rows of steps that Python launches."""
     with warnings.catch_warnings():  # once, of an optimiser that could be captured and is not: it will be
@@ -130,19 +131,20 @@ def _from_python(
         for run in runs.values():
             run()  # compiles what is to be compiled, and makes the optimiser's state
     memory = {name: _peak_memory(run, device) for name, run in runs.items()}
-    times = _turns(runs, functools.partial(_call_ms, device=device), steps)
+    times = _turns(runs, functools.partial(_call_ms, device=device), steps, seconds)
     if device == "cuda":
         torch.cuda.empty_cache()
     return _rows(case, device, times, memory)
 
 
 def _replayed(
-    case: TrainCase, runs: Mapping[str, Callable[[], Tensor]], device: str, steps: int, *, note: Callable[[str], None]
-) -> list[Measurement]:
+    case: TrainCase, runs: Mapping[str, Callable[[], Tensor]], device: str, steps: int, seconds: float, *,
+    note: Callable[[str], None],
+) -> list[Measurement]:  # fmt: skip
     """The rows of steps as CUDA graphs; none of them, and a note, where one cannot be captured."""
     try:
         replays = {f"{name}, {REPLAYED}": _replay(run, device) for name, run in runs.items() if name != BASELINE}
-        return _rows(case, device, _turns(replays, _replay_ms, steps), {})
+        return _rows(case, device, _turns(replays, _replay_ms, steps, seconds), {})
     except RuntimeError as error:
         note(f"{case.name}: not measured as a {REPLAYED}: {_why(error)}")
         return []
@@ -168,9 +170,12 @@ def _why(error: BaseException) -> str:
 
 
 def _turns(
-    runs: Mapping[str, Callable[[], object]], clock: Callable[[Callable[[], object]], float], rounds: int
-) -> dict[str, list[float]]:
+    runs: Mapping[str, Callable[[], object]], clock: Callable[[Callable[[], object]], float], rounds: int,
+    seconds: float = 0.0,
+) -> dict[str, list[float]]:  # fmt: skip
     """What the clock says of each run in each round. Every round begins with another run.
+
+    There are `rounds`, and more until `seconds` are over.
 
     Python collects its garbage between rounds only: in between it would do so every so many steps, which may always be the same
     criterion's.
@@ -180,7 +185,10 @@ def _turns(
     was_on = gc.isenabled()
     gc.disable()
     try:
-        for done in range(rounds):
+        began = time.perf_counter()
+        for done in itertools.count():
+            if done >= rounds and time.perf_counter() - began >= seconds:
+                break
             gc.collect()
             first = done % len(names)
             for name in names[first:] + names[:first]:
