@@ -207,12 +207,13 @@ def _pseudo(results: Results, methods: Sequence[str]) -> str:
                 kind = options["--kind"] + (", with a language model" if "--lm" in options else "")
                 weights = [options[name] for name in ("--alpha", "--beta") if float(options.get(name, 0))]
                 kind += f" at {' and '.join(weights)}" if weights else ""
-                teacher = str(results.table.methods[method]["from"])
+                spec = results.table.methods[method]
+                teachers = [str(spec["from"]), *(f"{name} of seed {seed}" for name, seed in spec.get("also", ()))]
                 before, after = (found["errors"].get(name, {}).get(metric) for name in ("partial", "pseudo"))
                 lost = found["rows"].get("failed", 0)
                 share = _share(line, before) if _drops_labels(results.table) else None
                 rows.append([
-                    _condition(condition), kind, teacher, _number(before), _number(after), _number(share), f"{lost:,}",
+                    _condition(condition), kind, ", ".join(teachers), _number(before), _number(after), _number(share), f"{lost:,}",
                     *(_percent(results.errors(condition, method, split)[:1]) for split in ("dev", "test")),
                 ])  # fmt: skip
     name = metric.upper()

@@ -103,10 +103,10 @@ class Table:
     """by name, options of `starseq drop`: p-drop, sample-splits, word-splits; none for full labels"""
     methods: Mapping[str, Mapping[str, Any]]
     """by name, `train` (overrides of the recipe), or `from`, a method whose run goes on: to `pseudo` (options) and a student,
-    with its `train`; to a beam search with `lm`, which may be one without a language model. Pseudo-labels from a method with `lm`
-    are read with what it has of language model and weights.
-    `labels: true` only drops labels. `title` is for the page, which has rules that
-    were only `tried: true` beside the schedules, and leaves out what else was."""
+    with its `train`, where `also` are pairs of a method and a seed whose runs label together with it; to a beam search with
+    `lm`, which may be one without a language model. Pseudo-labels from a method with `lm` are read with what it has of language
+    model and weights. `labels: true` only drops labels. `title` is for the page, which has rules that were only `tried: true`
+    beside the schedules, and leaves out what else was."""
     runs: Sequence[Mapping[str, Any]]
     """blocks of conditions, methods and seeds, in the order in which they are wanted"""
     overrides: Sequence[str] = ()
@@ -211,7 +211,7 @@ class _Chain:
 
     def steps(self, method: str) -> list[Step]:
         table, spec = self.table, self.table.all_methods()[method]
-        wrong = set(spec) - {"title", "train", "from", "pseudo", "lm", "labels", "tried"}
+        wrong = set(spec) - {"title", "train", "from", "also", "pseudo", "lm", "labels", "tried"}
         if wrong:
             raise Mistake(f"table {table.name}, method {method}: {wrong.pop()!r} is not a key of a method")
         if spec.get("labels"):
@@ -223,10 +223,19 @@ class _Chain:
         if "pseudo" in spec:
             before, lm = self._to_read_with(spec["from"], before, spec["pseudo"])
             partial = [self._drop()] if self.condition != FULL else []
-            pseudo = self._pseudo(before, partial, [*lm, *spec["pseudo"]])
+            others = [self._trained(*other) for other in spec.get("also", ())]
+            also = [word for steps in others for word in ("--also", _last_run(steps))]
+            # First the others: the last run before the pseudo-labels is their own.
+            before = list(dict.fromkeys([*(step for steps in others for step in steps), *before]))
+            pseudo = self._pseudo(before, partial, [*also, *lm, *spec["pseudo"]])
             before, manifest = [*before, *partial, pseudo], Path(pseudo.makes[0]).name
         train = self._train(spec["train"], manifest, before)
         return [*before, train, self._evaluate("greedy", train, before)]
+
+    def _trained(self, method: str, seed: int) -> list[Step]:
+        """The steps up to the training of a method with a seed of its own."""
+        steps = _Chain(self.table, self.condition, seed, self.extra).steps(method)
+        return steps[: 1 + max(i for i, step in enumerate(steps) if step.stage == "train")]
 
     def _to_read_with(
         self, method: str, before: Sequence[Step], options: Sequence[str]

@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.brute_force import letters
 
-from starseq.decode.complete import Completion, complete
+from starseq.decode.complete import Completion, complete, complete_together
 from starseq.decode.ngram_automaton import NGramAutomaton
 
 UNLIMITED: dict[str, Any] = {"beam": 10**6, "beam_threshold": math.inf, "tokens_per_frame": 10**6}
@@ -190,6 +190,49 @@ def test_language_model_and_length(
     assert [one.labels for one in found[:3]] == [
         one.labels for one in sorted(found, key=lambda one: -truth[one.labels])[:3]
     ] or found[0].score - found[min(3, len(found) - 1)].score < 1e-3
+
+
+@settings(max_examples=60)
+@given(cases(), st.integers(0, 2**16), st.integers(0, 5), st.booleans(), st.floats(-1, 1))
+def test_several_models_are_brute_force_too(
+    lm: NGramAutomaton, case: tuple[torch.Tensor, list[int], list[bool], bool], seed: int, T: int, merge: bool, beta: float
+) -> None:  # fmt: skip
+    """The mean of what they say, of other frames and another collapse as well; one model alone is `complete`."""
+    log_probs, labels, is_open, first_merge = case
+    other = torch.randn(T, log_probs.shape[1], generator=torch.Generator().manual_seed(seed)).log_softmax(dim=1)
+    model = {"lm": lm, "alpha": 0.7} if log_probs.shape[1] == 4 else {}
+    options: dict[str, Any] = {"nbest": 10**6, "beta": beta, "normalized": False, **model, **UNLIMITED}
+    one, two = probabilities(log_probs, first_merge), probabilities(other, merge)
+    truth = {
+        y: (math.log(one[y]) + math.log(two[y])) / 2
+        for y in one.keys() & two.keys()
+        if one[y] > 0 and two[y] > 0 and contains(y, labels, is_open)
+    }
+    together = [log_probs, other], labels, is_open
+    if not truth:
+        with pytest.raises(ValueError, match="no completion"):
+            complete_together(*together, merge_repeats=[first_merge, merge], **options)
+        return
+    found = complete_together(*together, merge_repeats=[first_merge, merge], **options)
+    assert {one.labels for one in found} == set(truth)
+    scores = [one.score for one in found]
+    assert scores == sorted(scores, reverse=True)
+    for each in found:
+        assert each.am == pytest.approx(truth[each.labels], abs=1e-4)
+        lm_score = 0.7 * arpa_score(each.labels) if model else 0.0
+        assert each.score == pytest.approx(each.am + lm_score + beta * len(each.labels), abs=1e-4)
+        assert [token.token for token in each.tokens if token.known] == labels
+    alone = complete_together([log_probs], labels, is_open, merge_repeats=[first_merge], **options)
+    expected = complete(log_probs, labels, is_open, merge_repeats=first_merge, judged=False, **options)
+    assert [one.labels for one in alone] == [one.labels for one in expected]
+    best = complete_together(*together, merge_repeats=[first_merge, merge], **options | {"nbest": 1})
+    assert best == found[:1]
+
+
+def test_models_of_other_tokens_have_no_opinion_in_common() -> None:
+    for frames, merge in (([torch.zeros(2, 3), torch.zeros(2, 4)], [False, False]), ([torch.zeros(2, 3)], [])):
+        with pytest.raises(ValueError, match="which need the same tokens"):
+            complete_together(frames, merge_repeats=merge)
 
 
 @settings(max_examples=80)

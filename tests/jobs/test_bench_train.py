@@ -71,12 +71,12 @@ def test_every_criterion_is_measured(rows):
         assert found[name, "time"].runs == 2
 
 
-def test_every_round_begins_with_another_one():
+def test_rounds_go_through_all_orders():
     order = []
     runs = {name: functools.partial(order.append, name) for name in "abc"}
-    times = bench_train._turns(runs, lambda run: run() or len(order), 4)
-    assert "".join(order) == "abcbcacababc"
-    assert times == {"a": [1, 6, 8, 10], "b": [2, 4, 9, 11], "c": [3, 5, 7, 12]}
+    times = bench_train._turns(runs, lambda run: run() or len(order), 7)
+    assert ["".join(order[i : i + 3]) for i in range(0, 21, 3)] == ["abc", "acb", "bac", "bca", "cab", "cba", "abc"]
+    assert times == {"a": [1, 4, 8, 12, 14, 18, 19], "b": [2, 6, 7, 10, 15, 17, 20], "c": [3, 5, 9, 11, 13, 16, 21]}
 
 
 def test_more_rounds_until_the_seconds_are_over(monkeypatch):

@@ -399,6 +399,46 @@ def test_language_models(run: Path, partial: Path, tmp_path: Path, sevens: Path)
     assert source["rescore"]["unit"] == "char"
 
 
+@pytest.mark.parametrize("kind", ["keep-known", "confident"])
+def test_several_runs(run: Path, partial: Path, tmp_path: Path, kind: job.Kind) -> None:
+    """Each is heard, with its own collapse and confidence, and none more than the other."""
+    alone, both, turned = (tmp_path / name / "out.jsonl" for name in ("alone", "both", "turned"))
+    other = make_run(tmp_path / "other", "data.drop=null", "criterion.name=ctc", lines=LINES, seed=1)
+    settings: dict[str, Any] = {"kind": kind, "threshold": 0.15, "beam": 30}
+    label(run, partial, alone, **settings)
+    label(run, partial, both, also=[other], workers=2, **settings)
+    label(other, partial, turned, also=[run], **settings)
+
+    def rows(path: Path) -> list[Row]:
+        return [row for row in read_manifest(path) if row["split"] == "train"]
+
+    assert [row.text for row in rows(both)] == [row.text for row in rows(turned)]
+    assert [row["token_confidence"] for row in rows(both)] == [row["token_confidence"] for row in rows(turned)]
+    assert [row.text for row in rows(both)] != [row.text for row in rows(alone)]
+    source = rows(both)[0]["source"]
+    assert (source["run"], [origin["run"] for origin in source["also"]]) == ("teacher", ["other"])
+    assert source["also"][0]["model"] == job._hash(other / "model.safetensors")[:16]
+    assert "also" not in rows(alone)[0]["source"]
+    known = {row.id: row for row in read_manifest(partial)}
+    assert all(contains(row.text.replace("*", ""), known[row.id]) for row in rows(both))
+    for index in (2, 1):
+        label(run, partial, tmp_path / "parts" / "out.jsonl", also=[other], shard=Shard(index, 2), **settings)
+    label(run, partial, tmp_path / "parts" / "out.jsonl", also=[other], merge=2, **settings)
+    assert read_all(tmp_path / "parts") == read_all(tmp_path / "both")
+    with pytest.raises(DataError, match="was made with another also"):
+        label(run, partial, tmp_path / "parts" / "out.jsonl", also=[run], merge=2, **settings)
+
+
+def test_several_runs_need_the_same_tokens(run: Path, partial: Path, tmp_path: Path, command: Any) -> None:
+    other = make_run(tmp_path / "other", "data.drop=null", lines=1)
+    options = (run, partial, "--device", "cpu", "-o", tmp_path / "out.jsonl", "--also", other)
+    code, _, err = command(*options, "--kind", "plain")
+    assert (code, err) == (2, "starseq: also: the kind 'plain' is what one run reads\n")
+    (other / "tokens.txt").write_text((run / "tokens.txt").read_text().replace("9", "x"))
+    code, _, err = command(*options, "--kind", "keep-known")
+    assert (code, err) == (2, f"starseq: {other}: its tokens are not those of {run}\n")
+
+
 def test_the_runs_own_manifest_keeps_its_holes(tmp_path: Path) -> None:
     """Labels that training dropped on the fly are not known here."""
     folder = make_run(tmp_path / "run", lines=6)  # digits@0.5

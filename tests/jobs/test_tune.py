@@ -35,6 +35,7 @@ class MadeRun:
     tokeniser: Tokeniser
     criterion: str = "stc"
     recipe: object = None
+    merges_repeats: bool = False
 
     @property
     def manifest(self) -> Path:
@@ -62,7 +63,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeRun:
                 logits[2 * place, made.tokeniser.vocabulary.index(word)] += 2.5
             yield SimpleNamespace(id=f"u{number}", log_probs=logits.log_softmax(1), reference=text)
 
-    monkeypatch.setattr(tune.runs, "load", lambda folder: made)
+    monkeypatch.setattr(tune.runs, "load", lambda folder, **options: made)
     for module in (tune, decode):
         monkeypatch.setattr(module, "data_root", lambda recipe, folder: None)
     monkeypatch.setattr(decode, "emissions", emissions)

@@ -197,6 +197,9 @@ def test_pseudo_labels_and_what_they_are_worth(lines: Lines) -> None:
     lines.write_table(TABLE.replace("unit: char", "unit: word"))  # while labels are characters
     lines.add("0.3", "stc+pseudo", 23.0, pseudo=found, labels=kept)
     assert ["0.3", "keep-known", "stc", "30.5", "4.25", "", "2", "23.0", "23.0"] in lines.rows()
+    lines.write_table(TABLE.replace("from: stc, pseudo:", "from: stc, also: [[stc, 1]], pseudo:"))
+    lines.add("0.3", "stc+pseudo", 24.0, pseudo=found, labels=kept)
+    assert ["0.3", "keep-known", "stc, stc of seed 1", "30.5", "4.25", "45.0", "2", "24.0", "24.0"] in lines.rows()
 
 
 def test_each_number_says_how_it_was_made(lines: Lines) -> None:

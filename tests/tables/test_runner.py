@@ -161,6 +161,30 @@ def test_a_search_without_a_language_model_tunes_the_length_and_pseudo_labels_ha
         Table.load(str(place.table)).cell("0.4", "a", 0)
 
 
+def test_several_teachers_label_together(place: Place) -> None:
+    """Another seed, and then the teachers beside their student, of which none is trained twice."""
+    methods = (
+        "a: {from: stc, also: [[stc, 1]], pseudo: [--kind, keep-known], train: []}",
+        "b: {from: a, also: [[stc, 0], [stc, 1]], pseudo: [--kind, keep-known], train: []}",
+    )
+    with_them = TABLE.replace("  labels: {", "".join(f"  {method}\n" for method in methods) + "  labels: {")
+    place.table.write_text(with_them.replace("[stc+pseudo, stc+beam, labels]", "[a, b]"))
+    assert place.run("--cell", "0.4/[ab]/0") == 0
+    runs = {c[c.index("--out") + 1]: c for c in place.commands("train")}
+    assert len(runs) == len(place.commands("train")) == 4
+    teachers = {
+        seed: next(run for run, c in runs.items() if f"seed={seed}" in c and "data.drop.p=0.4" in c) for seed in (0, 1)
+    }
+    first, second = place.commands("pseudo")
+    student = second[1]
+    assert first[1] == teachers[0]
+    assert first[5:9] == ["--also", teachers[1], "--kind", "keep-known"]
+    assert student not in teachers.values()
+    assert second[5:9] == ["--also", teachers[0], "--also", teachers[1]]
+    # Of the other seed only its training is needed.
+    assert teachers[1] not in [c[1] for c in place.commands("evaluate")]
+
+
 def test_two_searches_of_one_run_take_turns(place: Place) -> None:
     """Each adds to the run's results.json and tuned.json what the other would read."""
     methods = ("a: {from: stc, lm: {search: [--beam, 7]}}", "c: {from: stc, lm: {text: pseudo, search: [--beam, 7]}}")

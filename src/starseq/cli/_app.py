@@ -96,6 +96,14 @@ Root = Annotated[
 ]
 Alpha = Annotated[float | None, typer.Option(help="Weight of --lm.", show_default="as tuned")]
 RescoreAlpha = Annotated[float | None, typer.Option(help="Weight of --rescore.", show_default="as tuned")]
+MergeRepeats = Annotated[
+    bool | None,
+    typer.Option(
+        "--merge-repeats/--keep-repeats",
+        help="Read repeats in a row of frames as one token, or as several.",
+        show_default="as the criterion has it",
+    ),
+]
 Beta = Annotated[float | None, typer.Option(help="Weight of the length.", show_default="as tuned")]
 NoText = Annotated[bool, typer.Option("--no-text", help="Rows need no text: the manifest is not transcribed.")]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from starseq.cli._app import Alpha, Beta, Device, RescoreAlpha, Root, RunFolder, app, progress_bar
+from starseq.cli._app import Alpha, Beta, Device, MergeRepeats, RescoreAlpha, Root, RunFolder, app, progress_bar
 
 
 @app.command()
@@ -42,6 +42,7 @@ def evaluate(
         ),
     ] = None,
     beam_tokens: Annotated[int, typer.Option(help="Tokens of each frame that extend them.")] = 50,
+    merge_repeats: MergeRepeats = None,
     workers: Annotated[int, typer.Option(help="Processes that search; 0 is this one alone.")] = 2,
     examples: Annotated[int, typer.Option(help="Show so many of the worst readings, and as many others.")] = 3,
 ) -> None:
@@ -60,7 +61,14 @@ def evaluate(
             searched=beam is not None,
         )  # fmt: skip
         result = job.evaluate(
-            run, manifest, splits=split or (), device=device, root=root, methods=reader.methods(), progress=progress
+            run,
+            manifest,
+            splits=split or (),
+            device=device,
+            root=root,
+            methods=reader.methods(),
+            merge_repeats=merge_repeats,
+            progress=progress,
         )
     typer.echo(result.table())
     for part in result.splits:

@@ -7,7 +7,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from starseq.cli._app import Alpha, Beta, Device, RescoreAlpha, Root, RunFolder, SkipUnreadable, app, progress_bar
+from starseq.cli._app import (
+    Alpha,
+    Beta,
+    Device,
+    MergeRepeats,
+    RescoreAlpha,
+    Root,
+    RunFolder,
+    SkipUnreadable,
+    app,
+    progress_bar,
+)
 
 
 @app.command()
@@ -19,6 +30,14 @@ def pseudo(
         Literal["plain", "keep-known", "confident"],
         typer.Option(help="What becomes of known labels, and of labels that are not sure: see above."),
     ],
+    also: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="RUN",
+            help="Another run with the same tokens, whose opinion counts as much; may be repeated.",
+            show_default="none",
+        ),
+    ] = None,
     threshold: Annotated[
         float | None, typer.Option(help="Confident: labels below become gaps again.", show_default="0.9")
     ] = None,
@@ -51,6 +70,7 @@ def pseudo(
         ),
     ] = None,
     beam_tokens: Annotated[int, typer.Option(help="Tokens of each frame that extend them.")] = 50,
+    merge_repeats: MergeRepeats = None,
     workers: Annotated[int, typer.Option(help="Processes that search; 0 is this one alone.")] = 2,
     skip_bad: SkipUnreadable = False,
     shard: Annotated[
@@ -64,7 +84,8 @@ def pseudo(
 
     plain: reads as if no label was known: greedily, or with --lm, --lexicon or --beam by beam search. keep-known: the best
     transcript that contains the known labels. confident: the same, and labels that were added with a confidence below
-    --threshold become gaps again, for a student that trains with STC. --rescore reorders the n best of any search.
+    --threshold become gaps again, for a student that trains with STC. Both may be what several runs agree on, with --also.
+    --rescore reorders the n best of any search.
 
     Rows of other splits are copied, so that FILE can be trained on as it is. Beside it, .summary.json counts, and
     .failed.jsonl lists the rows in which nothing was read. A job that was stopped goes on where it was.
@@ -76,10 +97,11 @@ def pseudo(
         raise ValueError(f"--threshold is for --kind confident, not {kind}")
     with progress_bar("Labelling" if merge is None else "Merging") as progress:
         summary = job.pseudo(
-            run, manifest, out, kind=kind, threshold=job.THRESHOLD if threshold is None else threshold, splits=split or (),
-            lm=lm, lexicon=lexicon, rescore=rescore, alpha=alpha, beta=beta, rescore_alpha=rescore_alpha, rescore_beta=rescore_beta,
-            rescore_unit=rescore_unit, beam=beam, beam_tokens=beam_tokens, workers=workers, device=device, root=root,
-            skip_bad=skip_bad, shard=None if shard is None else Shard.parse(shard), merge=merge, progress=progress,
+            run, manifest, out, kind=kind, also=also or (), splits=split or (),
+            threshold=job.THRESHOLD if threshold is None else threshold, lm=lm, lexicon=lexicon, rescore=rescore, alpha=alpha,
+            beta=beta, rescore_alpha=rescore_alpha, rescore_beta=rescore_beta, rescore_unit=rescore_unit, beam=beam,
+            beam_tokens=beam_tokens, merge_repeats=merge_repeats, workers=workers, device=device, root=root, skip_bad=skip_bad,
+            shard=None if shard is None else Shard.parse(shard), merge=merge, progress=progress,
         )  # fmt: skip
     typer.echo(summary.report())
     if summary.failed:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from starseq.cli._app import Device, RunFolder, app, progress_bar
+from starseq.cli._app import Device, MergeRepeats, RunFolder, app, progress_bar
 
 
 @app.command()
@@ -21,6 +21,7 @@ def transcribe(
     as_json: Annotated[
         bool, typer.Option("--json", help="JSON Lines with every token, its place and its confidence.")
     ] = False,
+    merge_repeats: MergeRepeats = None,
     device: Device = "auto",
 ) -> None:
     """Read files with a trained model.
@@ -33,7 +34,7 @@ def transcribe(
 
     lines, failures = [], []
     with progress_bar("Reading") as progress:
-        for result in job.transcribe(run, files, device=device, progress=progress):
+        for result in job.transcribe(run, files, device=device, merge_repeats=merge_repeats, progress=progress):
             if isinstance(result, job.Failure):
                 failures.append(result.reason)
                 continue

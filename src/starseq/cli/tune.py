@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from starseq.cli._app import Root, RunFolder, app, progress_bar
+from starseq.cli._app import MergeRepeats, Root, RunFolder, app, progress_bar
 
 
 @app.command()
@@ -31,6 +31,7 @@ def tune(
     nbest: Annotated[int, typer.Option(help="Texts in each list.")] = 512,
     alpha: Annotated[float, typer.Option(help="Weight of the language model in the first search.")] = 0.5,
     beta: Annotated[float, typer.Option(help="Weight of the length in the first search.")] = 0.0,
+    merge_repeats: MergeRepeats = None,
     rounds: Annotated[int, typer.Option(help="Searches at most.")] = 4,
     workers: Annotated[int, typer.Option(help="Processes that search; 0 is this one alone.")] = 2,
     device: Annotated[
@@ -51,7 +52,7 @@ def tune(
         result = job(
             run, lm=lm, lexicon=lexicon, rescore=rescore, rescore_unit=rescore_unit, split=split, manifest=manifest,
             root=root, beam=settings, alpha=alpha, beta=beta, rounds=rounds, workers=workers, device=device_of(device),
-            progress=progress,
+            merge_repeats=merge_repeats, progress=progress,
         )  # fmt: skip
     typer.echo(result.report())
     surface = "tune-alone.png" if lm is None else "tune-beam.png"

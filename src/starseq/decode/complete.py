@@ -25,7 +25,7 @@ from starseq.decode.ngram_automaton import NGramAutomaton
 from starseq.emissions.tokens import NONE
 from starseq.lattice import banded_numba
 
-__all__ = ["CompletedToken", "Completion", "check_search", "complete"]
+__all__ = ["CompletedToken", "Completion", "check_search", "complete", "complete_together"]
 
 
 class CompletedToken(NamedTuple):
@@ -125,7 +125,7 @@ def complete(
     word_of, lm_start, lm_end, tables = _NO_LM if lm is None else lm.tables()
     if U and (alpha or beta):
         # What the labels will cost when they come: else prefixes that put them off would look cheap.
-        price = np.full(U, beta)
+        price = np.full(U, float(beta))
         if alpha:
             price += alpha * np.array([complete_numba.lm_score(word_of[[v]], 0, tables) for v in known])
         ahead += np.append(np.cumsum(price[::-1])[::-1], 0.0)
@@ -156,6 +156,63 @@ def complete(
         )
     # The beam may have lost alignments of some; these scores have them all.
     return sorted(results, key=lambda result: -result.score)
+
+
+def complete_together(
+    logits: Sequence[Tensor],
+    labels: Sequence[int] | Tensor = (),
+    open: Sequence[bool] | Tensor | None = None,
+    *,
+    merge_repeats: Sequence[bool],
+    nbest: int = 1,
+    beam: int = 100,
+    blank: int = 0,
+    normalized: bool = True,
+    **search: Any,
+) -> list[Completion]:
+    """The best transcripts that contain the labels, as several models see them, best first.
+
+    The mean of the models' log P(y|x) stands for that of one. Each model searches by itself, and the `beam` best of each are the
+    candidates: a transcript that none of them has among those is not found. Models may differ in their frames and in
+    how repeats collapse, but not in their tokens. Frames are (0, 0) and confidences 1, as where `complete` is not to judge.
+
+    Args:
+        logits: of each model (T, V), as `complete` takes them.
+        merge_repeats: of each model.
+        search: the other settings of `complete`, the same for all.
+
+    Raises ValueError, as `complete` does, and where no candidate fits into the frames of all models.
+
+        >>> one = torch.tensor([[0.1, 0.6, 0.3], [0.1, 0.1, 0.8]]).log()
+        >>> other = torch.tensor([[0.1, 0.2, 0.7], [0.1, 0.1, 0.8]]).log()
+        >>> [best] = complete_together([one, other], merge_repeats=[False, False])
+        >>> best.labels, complete(one)[0].labels, complete(other)[0].labels
+        ((2, 2), (1, 2), (2, 2))
+    """
+    if len({x.shape[-1] for x in logits}) != 1 or len(logits) != len(merge_repeats):
+        raise ValueError(
+            f"logits: {len(logits)} models with {len(merge_repeats)} collapses, which need the same tokens"
+        )
+    alpha, beta = search.get("alpha", 0.0), search.get("beta", 0.0)
+    found: dict[tuple[int, ...], Completion] = {}
+    judges = []
+    for x, merge in zip(logits, merge_repeats, strict=True):
+        for one in complete(
+            x, labels, open, merge_repeats=merge, nbest=beam, beam=beam, blank=blank, normalized=normalized, judged=False,
+            **search,
+        ):  # fmt: skip
+            found.setdefault(one.labels, one)
+        log_probs = x.detach().cpu().float()
+        log_probs = log_probs.log_softmax(dim=1) if normalized else log_probs
+        judges.append(Judge(log_probs, merge_repeats=merge, blank=blank))
+    results = []
+    for transcript, one in found.items():
+        am = sum(judge(transcript, [False] * len(transcript)).log_p for judge in judges) / len(judges)
+        if am > -math.inf:
+            results.append(one._replace(am=am, score=am + alpha * one.lm + beta * len(transcript)))
+    if not results:
+        raise ValueError("no completion: every transcript has probability 0 for one of the models")
+    return sorted(results, key=lambda result: -result.score)[:nbest]
 
 
 _NO_LM: Any = (

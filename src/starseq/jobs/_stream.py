@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,8 @@ __all__ = ["WHOLE", "Counts", "Places", "Shard", "places_of", "shard_of", "state
 _LARGEST_BLOCK, _FEWEST_BLOCKS = 64, 64
 
 Record = dict[str, Any]
-Work = Callable[[runs.Emission], "Record | Callable[[], Record]"]
+Work = Callable[..., "Record | Callable[[], Record]"]
+"""the emission of a row, and those of other runs, to its record"""
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ def stream(
     write: Callable[[Iterator[Record]], None],
     *,
     settings: Mapping[str, Any],
+    also: Sequence[runs.Run] = (),
     split: str | Collection[str] | None = None,
     prepare: Callable[[Row], Row] | None = None,
     shard: Shard = WHOLE,
@@ -133,6 +135,7 @@ def stream(
 ) -> Counts:
     """`work` on the emissions of every row, and `write` the records to `target` when all are there.
 
+    `work` gets the row's emission of `run`, then those of the runs in `also`, which `settings` have to name.
     Rows are those of `split`, one or several (None: all), changed by `prepare`, and of them the `shard`. They go through the
     model block by block, so that what a row gets depends on its block alone: on no shard, and on no stop. The records of a block
     go to a hidden file beside `target`. A job with the same run, manifest and settings that finds one goes on behind its last
@@ -180,7 +183,7 @@ def stream(
                     # Anew after a bad file: in a batch that it broke up, the other rows would get other bits.
                     records = {id: _failure(id, reason) for id, reason in bad.items()}
                     try:
-                        for id, record in _worked(run, rest, work, in_flight, device, inside) if good else ():
+                        for id, record in _worked((run, *also), rest, work, in_flight, device, inside) if good else ():
                             records[id] = record
                             if progress is not None:
                                 progress(done + len(records), mine)
@@ -203,12 +206,12 @@ def stream(
 
 
 def _worked(
-    run: runs.Run, rest: Path, work: Work, in_flight: int, device: str, root: str | os.PathLike[str]
+    several: Sequence[runs.Run], rest: Path, work: Work, in_flight: int, device: str, root: str | os.PathLike[str]
 ) -> Iterator[tuple[str, Record]]:
     """The records of the rows in `rest`, in order, each with its id."""
     waiting: deque[tuple[str, Callable[[], Record]]] = deque()
-    for emission in runs.emissions(run, rest, device=device, root=root):
-        waiting.append((emission.id, _begun(work, emission)))
+    for emissions in zip(*(runs.emissions(run, rest, device=device, root=root) for run in several), strict=True):
+        waiting.append((emissions[0].id, _begun(work, emissions)))
         if len(waiting) > in_flight:
             id, record = waiting.popleft()
             yield id, record()
@@ -216,19 +219,20 @@ def _worked(
         yield id, record()
 
 
-def _begun(work: Work, emission: runs.Emission) -> Callable[[], Record]:
+def _begun(work: Work, emissions: Sequence[runs.Emission]) -> Callable[[], Record]:
     """Begins the work on a row, and gives what waits for its record: done, or failed."""
+    id = emissions[0].id
     try:
-        result = work(emission)
+        result = work(*emissions)
     except ValueError as error:
-        failure = _failure(emission.id, error)
+        failure = _failure(id, error)
         return lambda: failure
 
     def record() -> Record:
         try:
             return {"done": result() if callable(result) else result}
         except ValueError as error:
-            return _failure(emission.id, error)
+            return _failure(id, error)
 
     return record
 

@@ -3,7 +3,8 @@
 A step is forward, loss, backward and the optimiser, on a made batch of the published size, under bfloat16 autocast on CUDA. The
 paper reports an epoch with STC at 1.20 (words) and 1.25 (IAM) of CTC's.
 
-The criteria take turns on one model, one step each and every round in another order, so that what disturbs one disturbs the others.
+The criteria take turns on one model, one step each, and rounds go through all orders, so that what disturbs one disturbs the others
+and none always comes after the same one.
 A ratio is the median over the rounds of a criterion's time over that of the faster CTC *in the same round*: a machine that is slow
 for some rounds is slow for both, whereas it could move one of two medians. The faster CTC is the one of the lower median.
 
@@ -173,7 +174,7 @@ def _turns(
     runs: Mapping[str, Callable[[], object]], clock: Callable[[Callable[[], object]], float], rounds: int,
     seconds: float = 0.0,
 ) -> dict[str, list[float]]:  # fmt: skip
-    """What the clock says of each run in each round. Every round begins with another run.
+    """What the clock says of each run in each round. Rounds go through all orders: one run may slow down the next.
 
     There are `rounds`, and more until `seconds` are over.
 
@@ -181,7 +182,7 @@ def _turns(
     criterion's.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
-    names = list(runs)
+    orders = itertools.cycle(itertools.permutations(runs))
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -190,8 +191,7 @@ def _turns(
             if done >= rounds and time.perf_counter() - began >= seconds:
                 break
             gc.collect()
-            first = done % len(names)
-            for name in names[first:] + names[:first]:
+            for name in next(orders):
                 times[name].append(clock(runs[name]))
     finally:
         if was_on:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from starseq import criteria, runs
+from starseq import runs
 from starseq.data.errors import DataError
 from starseq.data.files import refuse_same
 from starseq.data.manifest import Progress, Row, manifest_writer
@@ -33,6 +33,7 @@ def complete(
     beam_threshold: float = 25.0,
     tokens_per_frame: int = 50,
     nbest: int = 1,
+    merge_repeats: bool | None = None,
     device: str = "auto",
     root: str | os.PathLike[str] | None = None,
     skip_bad: bool = False,
@@ -43,17 +44,18 @@ def complete(
     A row keeps its fields. `text` becomes the full transcript (no gap of it is open), `text_partial` what it was, `added` the
     tokens that were added, each with its place and its confidence; `unit` says whether places are seconds or pixel columns. With
     `nbest` above 1 the best transcripts are in `hyps`. `lm` is an ARPA file over the run's tokens, and needs its weight `alpha`.
+    `merge_repeats` is how the run is read, by default as its criterion has it.
     A row without any completion is listed in ``failed.jsonl``; a file that cannot be read raises, or with `skip_bad` is listed too.
     A job that was stopped goes on where it was.
     """
     refuse_same(target, manifest)
-    run = runs.load(folder)
+    run = runs.load(folder, merge_repeats=merge_repeats)
     model = None if lm is None else NGramAutomaton(lm, run.tokeniser.vocabulary.tokens)
     if model is not None and alpha is None:
         raise DataError("a language model needs its weight: give alpha; `starseq tune` finds one for beam search")
     alpha = alpha or 0.0
     search: dict[str, Any] = {
-        "merge_repeats": criteria.merges_repeats(run.criterion), "alpha": alpha, "beta": beta, "beam": beam,
+        "merge_repeats": run.merges_repeats, "alpha": alpha, "beta": beta, "beam": beam,
         "beam_threshold": beam_threshold, "tokens_per_frame": tokens_per_frame, "nbest": nbest,
     }  # fmt: skip
     check_search(beam, beam_threshold, tokens_per_frame, nbest, model, alpha, beta, len(run.tokeniser.vocabulary))

@@ -39,11 +39,10 @@ def search_of(
     run: Run, *, lm: str | os.PathLike[str] | None, lexicon: str | os.PathLike[str] | None = None, alpha: float = 0.0,
     beta: float = 0.0, beam: Beam = Beam(),  # noqa: B008 - frozen
 ) -> BeamSearch:  # fmt: skip
-    """The search that fits a run's tokens and criterion."""
+    """The search that fits a run's tokens, and how it is read."""
     words = None if lexicon is None else Lexicon.read(lexicon, run.tokeniser.vocabulary)
-    merge_repeats = criteria.merges_repeats(run.criterion)
     return BeamSearch(
-        run.tokeniser, merge_repeats=merge_repeats, lm=lm, lexicon=words, alpha=alpha, beta=beta, beam=beam
+        run.tokeniser, merge_repeats=run.merges_repeats, lm=lm, lexicon=words, alpha=alpha, beta=beta, beam=beam
     )
 
 
@@ -78,6 +77,7 @@ def nbest_lists(
         "alpha": search.alpha,
         "beta": search.beta,
         "beam": asdict(search.beam),
+        "merge_repeats": search.merge_repeats,
     }
     path = folder / f"nbest-{_hash(settings)}.jsonl"
     if not path.exists():
@@ -182,6 +182,7 @@ class BeamReader:
         fits = tuned is not None and all(
             _same_file(tuned.get(name), path) for name, path in (("lm", self.lm), ("lexicon", self.lexicon))
         )
+        fits = fits and tuned is not None and _merges(run, tuned) == run.merges_repeats
         if self.lm is None:  # nothing for alpha to weigh
             return 0.0, self.beta if self.beta is not None else tuned["beta"] if tuned and fits else 0.0
         if not os.path.exists(self.lm):
@@ -195,8 +196,13 @@ class BeamReader:
         assert self.rescore_lm is not None
         if self.rescore_alpha is not None and self.rescore_beta is not None:
             return self.rescore_alpha, self.rescore_beta
-        tuned = read_tuned(run.folder).get("alone" if self.lm is None else "beam", {}).get("rescore")
-        if tuned is None or not _same_file(tuned.get("lm"), self.rescore_lm):
+        search = read_tuned(run.folder).get("alone" if self.lm is None else "beam", {})
+        tuned = search.get("rescore")
+        if (
+            tuned is None
+            or not _same_file(tuned.get("lm"), self.rescore_lm)
+            or _merges(run, search) != run.merges_repeats
+        ):
             raise self._not_tuned(run, "rescore", tuned, self.rescore_lm)
         return _given_or_tuned(self.rescore_alpha, self.rescore_beta, tuned)
 
@@ -208,11 +214,19 @@ class BeamReader:
             what = f"were tuned with {tuned.get('lm') or 'no language model'}" + (
                 f" and the lexicon {tuned['lexicon']}" if tuned.get("lexicon") else ""
             )
+            if "merge_repeats" in tuned and _merges(run, tuned) != run.merges_repeats:
+                what += f" and with repeats {'merged' if _merges(run, tuned) else 'kept'}"
         if method == "beam" and self.lexicon is not None:
             use += f" and the lexicon {os.fspath(self.lexicon)}"
         return DataError(
             f"{run.folder}: the weights of {method} {what}: run `starseq tune` with {use}, or give alpha and beta"
         )
+
+
+def _merges(run: Run, tuned: Mapping[str, Any]) -> bool:
+    """Whether repeats were merged when this was tuned; a file that does not say is older than the choice."""
+    found = tuned.get("merge_repeats")
+    return criteria.merges_repeats(run.criterion) if found is None else bool(found)
 
 
 def _given_or_tuned(alpha: float | None, beta: float | None, tuned: Mapping[str, Any]) -> tuple[float, float]:

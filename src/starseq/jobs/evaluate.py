@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from starseq import criteria, runs
+from starseq import runs
 from starseq.data.errors import DataError
 from starseq.data.manifest import Progress, Row, read_manifest
 from starseq.decode.greedy import greedy
@@ -124,25 +124,26 @@ def evaluate(
     device: str = "auto",
     root: str | os.PathLike[str] | None = None,
     methods: Mapping[str, Decoder] | None = None,
+    merge_repeats: bool | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Reads the splits of a manifest with the run in `folder` and counts errors against the complete texts.
 
     `manifest` is the run's own unless given. Of `splits`, by default those that the run calls dev and test, each has to
     be there; a manifest that has neither is one split, "all". `methods` adds decoders to greedy reading, each a column of
-    its own. Rows without a complete text (none at all, or with a marked gap) are left out and counted.
+    its own. `merge_repeats` is how the run is read, by default as its criterion has it; where it is given, the results say so.
+    Rows without a complete text (none at all, or with a marked gap) are left out and counted.
 
     The results join those in the run's ``results.json``, section ``evaluate``: ``{split: {method: {"wer", "cer", ...}}}``,
     where splits of another manifest carry its name. What was read goes to ``readings/SPLIT.jsonl``. `progress` counts rows.
 
     Raises `DataError` where the run, the manifest or a split cannot be used.
     """
-    run = runs.load(folder)
+    run = runs.load(folder, merge_repeats=merge_repeats)
     own = manifest is None
     manifest = run.manifest if manifest is None else Path(manifest)
     root = data_root(run.recipe, run.folder) if own and root is None else root
     chosen = _splits(run, manifest, splits)
-    merge = criteria.merges_repeats(run.criterion)
     results = []
     for split in chosen:
         readings, left_out = [], 0
@@ -152,7 +153,9 @@ def evaluate(
             if not _is_complete(emission.row):
                 left_out += 1
                 continue
-            (tokens,) = greedy(emission.log_probs[None], torch.tensor([len(emission.log_probs)]), merge_repeats=merge)
+            (tokens,) = greedy(
+                emission.log_probs[None], torch.tensor([len(emission.log_probs)]), merge_repeats=run.merges_repeats
+            )
             readings.append(Reading(emission.id, emission.reference, {"greedy": run.tokeniser.decode(tokens)}))
         for name, decoder in (methods or {}).items():
             texts = decoder(run, manifest, split)
@@ -163,7 +166,7 @@ def evaluate(
             raise DataError(f"{manifest}: no row{where} has a complete text to compare with; `transcribe` needs none")
         name = split or "all"
         results.append(SplitResult(name if own else f"{manifest.stem}: {name}", _scores(readings), readings, left_out))
-    _save(run.folder, results)
+    _save(run.folder, results, {} if merge_repeats is None else {"merge_repeats": merge_repeats})
     return Evaluation(run.folder, run.criterion, run.tokeniser.unit, results)
 
 
@@ -209,11 +212,11 @@ def _scores(readings: Sequence[Reading]) -> dict[str, Scores]:
     }
 
 
-def _save(folder: Path, results: Iterable[SplitResult]) -> None:
+def _save(folder: Path, results: Iterable[SplitResult], asked: Mapping[str, bool]) -> None:
     """Joins what is in results.json already: other splits, other methods, other sections stay."""
     section: dict[str, Any] = runs.read_results(folder).get("evaluate", {})
     for split in results:
-        found = {method: scores.to_dict() for method, scores in split.methods.items()}
+        found = {method: {**scores.to_dict(), **asked} for method, scores in split.methods.items()}
         section[split.name] = {**section.get(split.name, {}), **found}
         write_readings(folder, split.name, split.readings)
     runs.update_results(folder, evaluate=section)

@@ -16,13 +16,13 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from numpy.typing import NDArray
 
-from starseq import __version__, criteria, runs
+from starseq import __version__, runs
 from starseq.data.drop import Dropper, drop_labels
 from starseq.data.errors import DataError
 from starseq.data.files import refuse_same, write_text
 from starseq.data.manifest import Progress, Row, manifest_writer, read_manifest, rebaser
 from starseq.decode.beam import Beam, BeamSearch
-from starseq.decode.complete import check_search, complete
+from starseq.decode.complete import check_search, complete, complete_together
 from starseq.decode.confidence import Judge
 from starseq.decode.greedy import greedy
 from starseq.decode.nbest import Hypothesis, NBest, best
@@ -143,6 +143,7 @@ def pseudo(
     target: PathLike,
     *,
     kind: Kind,
+    also: Sequence[PathLike] = (),
     threshold: float = THRESHOLD,
     splits: Sequence[str] = (),
     lm: PathLike | None = None,
@@ -155,6 +156,7 @@ def pseudo(
     rescore_unit: Unit = "char",
     beam: int | None = None,
     beam_tokens: int = 50,
+    merge_repeats: bool | None = None,
     workers: int = 0,
     device: str = "auto",
     root: PathLike | None = None,
@@ -168,9 +170,11 @@ def pseudo(
     Labelled are the rows of `splits`, by default the run's training splits (all rows of a manifest that has no splits); others
     are copied. `kind`: "plain" reads them as if nothing was known: greedily, or with `lm`, `lexicon`, `beam` or `beta` by beam
     search. "keep-known" takes the best transcript that contains the known labels. "confident" takes it too, and makes gaps of
-    added labels with a confidence below `threshold`. `rescore` reorders the n best of either search. Weights that are None are
-    those of ``tuned.json``. Where `manifest` is the run's own and its recipe drops labels on the fly, what it dropped is unknown
-    here too.
+    added labels with a confidence below `threshold`. `rescore` reorders the n best of either search. `also` are runs with the same
+    tokens whose opinion counts as much where known labels are kept: transcripts are ranked by the mean of all log P(y|x), and
+    confidences are means. `merge_repeats` is how all of them are read, by default each as its criterion has it. Weights that are
+    None are those of ``tuned.json``. Where `manifest` is the run's own and its recipe drops labels on the fly, what it dropped is
+    unknown here too.
 
     A row gets `text`, `gaps`, `text_partial`, `confidence`, `token_confidence` and `source` (docs/pseudo-labels.md). A row
     without a label in the end is listed in ``STEM.failed.jsonl``; a file that cannot be read raises, or with `skip_bad` is
@@ -179,7 +183,9 @@ def pseudo(
     `shard` does a part, into ``STEM.1-of-4.jsonl`` and so on; with `merge` the parts of so many shards become `target`, to the
     byte what one job writes. All other arguments have to be the same; if not, or if a shard is not whole, `DataError` says so.
     """
-    target, run = Path(target), runs.load(folder)
+    target, run = Path(target), runs.load(folder, merge_repeats=merge_repeats)
+    others = [runs.load(other, merge_repeats=merge_repeats) for other in also]
+    _check_others(run, others, kind)
     if kind not in KINDS:
         raise ValueError(f"kind: {kind!r} is none of {', '.join(KINDS)}")
     if not 0 <= threshold <= 1:
@@ -193,11 +199,12 @@ def pseudo(
     reader = BeamReader(
         lm, lexicon, rescore, alpha, beta, rescore_alpha, rescore_beta, rescore_unit, device=device_of(device)
     )
-    method = _method(run, reader, kind, beam, beam_tokens)
+    method = _method([run, *others], reader, kind, beam, beam_tokens)
     source: dict[str, Any] = {
-        "run": Path(os.path.realpath(folder)).name,
-        "model": _hash(run.folder / MODEL)[:16],
+        **_origin(run),
+        **({"also": [_origin(other) for other in others]} if others else {}),
         "kind": kind,
+        **({} if merge_repeats is None else {"merge_repeats": merge_repeats}),
         **({"threshold": threshold} if kind == "confident" else {}),
         **method.settings,
         "starseq": __version__,
@@ -213,11 +220,12 @@ def pseudo(
     processes = 0 if method.settings["method"] == "greedy" else workers
     with work_ahead(method.make(), processes) as submit:
         scorer = None if rescore is None else _scorer(run, reader)  # here: forked workers need none
-        label = _Labeller(run, kind, threshold, source, scorer, method.weights)
+        label = _Labeller([run, *others], kind, threshold, source, scorer, method.weights)
 
-        def work(emission: runs.Emission) -> Callable[[], dict[str, Any]]:
-            found = submit(emission.id, emission.log_probs.numpy(), emission.labels.numpy(), emission.open.numpy())
-            return lambda: label(emission, found())
+        def work(*emissions: runs.Emission) -> Callable[[], dict[str, Any]]:
+            mine, frames = emissions[0], [emission.log_probs.numpy() for emission in emissions]
+            found = submit(mine.id, frames, mine.labels.numpy(), mine.open.numpy())
+            return lambda: label(emissions, found())
 
         def write(records: Iterator[dict[str, Any]]) -> None:
             rows = _counted(records, summary.tally)
@@ -227,12 +235,25 @@ def pseudo(
                 _write_part(rows, summary)
 
         stream(
-            run, manifest, summary.target, work, write, settings=settings, split=chosen, prepare=_prepare(run, dropper),
-            shard=WHOLE if shard is None else shard, failed=failed, in_flight=2 * processes, device=reader.device,
-            root=data_root(run.recipe, run.folder) if own and root is None else root, skip_bad=skip_bad,
-            progress=progress,
+            run, manifest, summary.target, work, write, settings=settings, also=others, split=chosen,
+            prepare=_prepare(run, dropper), shard=WHOLE if shard is None else shard, failed=failed,
+            in_flight=2 * processes, device=reader.device, skip_bad=skip_bad, progress=progress,
+            root=data_root(run.recipe, run.folder) if own and root is None else root,
         )  # fmt: skip
     return summary
+
+
+def _check_others(run: runs.Run, others: Sequence[runs.Run], kind: Kind) -> None:
+    if others and kind == "plain":
+        raise ValueError("also: the kind 'plain' is what one run reads")
+    for other in others:
+        if other.tokeniser.vocabulary.tokens != run.tokeniser.vocabulary.tokens:
+            raise DataError(f"{other.folder}: its tokens are not those of {run.folder}")
+
+
+def _origin(run: runs.Run) -> dict[str, str]:
+    """The run's name, and the beginning of its model's hash."""
+    return {"run": Path(os.path.realpath(run.folder)).name, "model": _hash(run.folder / MODEL)[:16]}
 
 
 def _is_own(run: runs.Run, manifest: PathLike) -> bool:
@@ -296,8 +317,8 @@ class _Candidate(NamedTuple):
 
 
 Array = NDArray[Any]
-_Read = Callable[[str, Array, Array, Array], list[_Candidate]]
-"""(id, log_probs (T, V), labels (U,), open gaps (U + 1,)) -> candidates, best first; runs in other processes"""
+_Read = Callable[[str, list[Array], Array, Array], list[_Candidate]]
+"""(id, log_probs (T, V) of each run, labels (U,), open gaps (U + 1,)) -> candidates, best first; runs in other processes"""
 
 
 class _Method(NamedTuple):
@@ -313,8 +334,8 @@ class _Greedy:
     tokeniser: Tokeniser
     merge_repeats: bool
 
-    def __call__(self, id: str, log_probs: Array, labels: Array, gaps: Array) -> list[_Candidate]:
-        frames = torch.from_numpy(log_probs)
+    def __call__(self, id: str, log_probs: list[Array], labels: Array, gaps: Array) -> list[_Candidate]:
+        frames = torch.from_numpy(log_probs[0])
         (tokens,) = greedy(frames[None], torch.tensor([len(frames)]), merge_repeats=self.merge_repeats)
         return [_unknown(Hypothesis(self.tokeniser.decode(tokens), tuple(tokens), 0.0, 0.0, len(tokens)))]
 
@@ -323,19 +344,25 @@ class _Greedy:
 class _Search:
     search: BeamSearch
 
-    def __call__(self, id: str, log_probs: Array, labels: Array, gaps: Array) -> list[_Candidate]:
-        return list(map(_unknown, self.search.nbest(id, log_probs).hyps))
+    def __call__(self, id: str, log_probs: list[Array], labels: Array, gaps: Array) -> list[_Candidate]:
+        return list(map(_unknown, self.search.nbest(id, log_probs[0]).hyps))
 
 
 @dataclass(frozen=True)
 class _Completion:
     tokeniser: Tokeniser
     lm: NGramAutomaton | None
+    merges: Sequence[bool]
+    """whether repeats merge, for each run"""
     settings: Mapping[str, Any]
 
-    def __call__(self, id: str, log_probs: Array, labels: Array, gaps: Array) -> list[_Candidate]:
-        frames, known, is_open = map(torch.from_numpy, (log_probs, labels, gaps))
-        found = complete(frames, known, is_open, lm=self.lm, normalized=False, judged=False, **self.settings)
+    def __call__(self, id: str, log_probs: list[Array], labels: Array, gaps: Array) -> list[_Candidate]:
+        frames, known, is_open = [torch.from_numpy(one) for one in log_probs], *map(torch.from_numpy, (labels, gaps))
+        search: dict[str, Any] = {**self.settings, "lm": self.lm, "normalized": False}
+        if len(frames) > 1:
+            found = complete_together(frames, known, is_open, merge_repeats=self.merges, **search)
+        else:
+            found = complete(frames[0], known, is_open, merge_repeats=self.merges[0], judged=False, **search)
         return [
             _Candidate(
                 Hypothesis(self.tokeniser.decode(one.labels), one.labels, one.am, one.lm, len(one.labels)),
@@ -349,14 +376,14 @@ def _unknown(hyp: Hypothesis) -> _Candidate:
     return _Candidate(hyp, (False,) * len(hyp.tokens))
 
 
-def _method(run: runs.Run, reader: BeamReader, kind: Kind, beam: int | None, beam_tokens: int) -> _Method:
-    """The method that the options ask for, with its weights: those given, else those tuned."""
+def _method(several: Sequence[runs.Run], reader: BeamReader, kind: Kind, beam: int | None, beam_tokens: int) -> _Method:
+    """The method that the options ask for, with its weights: those given, else those tuned for the first run."""
     reader.methods()  # raises where a weight has no language model
-    merge = criteria.merges_repeats(run.criterion)
+    run, merges = several[0], [run.merges_repeats for run in several]
     plain = kind == "plain"
     asked = (reader.lm, reader.lexicon, reader.rescore_lm, reader.beta, beam)
     if plain and all(option is None for option in asked):
-        return _Method({"method": "greedy"}, (0.0, 0.0), lambda: _Greedy(run.tokeniser, merge))
+        return _Method({"method": "greedy"}, (0.0, 0.0), lambda: _Greedy(run.tokeniser, merges[0]))
     if not plain and reader.lexicon is not None:
         raise ValueError(f"lexicon: a transcript of the kind {kind!r} is held to the known labels, not to a lexicon")
     alpha, beta = reader.search_weights(run)
@@ -382,10 +409,8 @@ def _method(run: runs.Run, reader: BeamReader, kind: Kind, beam: int | None, bea
         lm = None if reader.lm is None else NGramAutomaton(reader.lm, tokens)
         check_search(size, 0.0, beam_tokens, nbest, lm, alpha, beta, len(tokens))
         return _Completion(
-            run.tokeniser, lm, {
-                "merge_repeats": merge, "beam": size, "tokens_per_frame": beam_tokens, "nbest": nbest, "alpha": alpha,
-                "beta": beta,
-            },
+            run.tokeniser, lm, merges,
+            {"beam": size, "tokens_per_frame": beam_tokens, "nbest": nbest, "alpha": alpha, "beta": beta},
         )  # fmt: skip
 
     return _Method(settings, weights, search if plain else completion)
@@ -408,18 +433,22 @@ def _scorer(run: runs.Run, reader: BeamReader) -> Scorer:
 class _Labeller:
     """Makes the record of a row: the row itself, and what the summary counts."""
 
-    run: runs.Run
+    several: Sequence[runs.Run]
     kind: Kind
     threshold: float
     source: Mapping[str, Any]
     scorer: Scorer | None
     weights: tuple[float, float]
 
-    def __call__(self, emission: runs.Emission, candidates: Sequence[_Candidate]) -> dict[str, Any]:
+    @property
+    def run(self) -> runs.Run:
+        return self.several[0]
+
+    def __call__(self, emissions: Sequence[runs.Emission], candidates: Sequence[_Candidate]) -> dict[str, Any]:
+        emission = emissions[0]
         winner = self._winner(emission.id, candidates)
         unit = self.run.tokeniser.unit
-        judge = Judge(emission.log_probs, merge_repeats=criteria.merges_repeats(self.run.criterion))
-        sure = judge(winner.hyp.tokens, [not known for known in winner.known]).confidence
+        sure = self._confidence(emissions, winner)
         labels = _labels(self.run.tokeniser, winner, sure)
         kept = [label.known or self.kind != "confident" or label.confidence >= self.threshold for label in labels]
         text = escape(winner.hyp.text)
@@ -446,6 +475,15 @@ class _Labeller:
             },
             "scores": self._scores(emission, text),
         }  # fmt: skip
+
+    def _confidence(self, emissions: Sequence[runs.Emission], winner: _Candidate) -> list[float]:
+        """Of each token, the mean over the runs."""
+        asked = [not known for known in winner.known]
+        each = [
+            Judge(emission.log_probs, merge_repeats=run.merges_repeats)(winner.hyp.tokens, asked).confidence
+            for run, emission in zip(self.several, emissions, strict=True)
+        ]  # fmt: skip
+        return [sum(shares) / len(shares) for shares in zip(*each, strict=True)]
 
     def _winner(self, id: str, candidates: Sequence[_Candidate]) -> _Candidate:
         """The first, or the first after rescoring."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from starseq import criteria, runs
+from starseq import runs
 from starseq.data.dataset import FeatureReader, LineReader
 from starseq.data.errors import DataError
 from starseq.data.images import image_size
@@ -58,14 +58,16 @@ def transcribe(
     files: Sequence[str | os.PathLike[str]],
     *,
     device: str = "auto",
+    merge_repeats: bool | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Transcript | Failure]:
     """Reads each file with the run in `folder`, greedily, in the order given.
 
     What the run was trained on says what the files are: audio, or images of text lines. A file that cannot be read gives a
-    `Failure`, and the next one follows. `progress` counts files. A run that cannot be used raises `DataError`.
+    `Failure`, and the next one follows. `merge_repeats` is how the run is read, by default as its criterion has it. `progress`
+    counts files. A run that cannot be used raises `DataError`.
     """
-    run = runs.load(folder)
+    run = runs.load(folder, merge_repeats=merge_repeats)
     model = run.model.to(device_of(device))
     for number, file in enumerate(files, start=1):
         path = os.fspath(file)
@@ -88,7 +90,7 @@ def _read(run: runs.Run, model: torch.nn.Module, path: str) -> Transcript:
         raise DataError(f"{path}: the file is empty")
     x = reader(Row({"id": path, "path": path}), data)
     logits, lengths = model(x[None].to(next(model.parameters()).device), torch.tensor([len(x)]))
-    (reads,) = greedy_read(logits.float(), lengths.cpu(), merge_repeats=criteria.merges_repeats(run.criterion))
+    (reads,) = greedy_read(logits.float(), lengths.cpu(), merge_repeats=run.merges_repeats)
     if run.seconds_per_frame is not None:
         unit, scale, last = "seconds", run.seconds_per_frame, reader.measure(Row({"id": path, "path": path}), data)
     else:

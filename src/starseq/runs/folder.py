@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from starseq import criteria
 from starseq.config import Recipe, load_recipe
 from starseq.data.dataset import AudioReader, FeatureReader, Reader
 from starseq.data.errors import DataError
@@ -41,6 +42,12 @@ class Run:
     """optimiser steps that made these weights"""
     dev_error: float | None
     """their greedy error on dev, in percent; None where nothing was evaluated"""
+    merge_repeats: bool | None = None
+    """asked for: whether repeats in a row of frames are read as one token; None: as the criterion has it"""
+
+    @property
+    def merges_repeats(self) -> bool:
+        return criteria.merges_repeats(self.criterion) if self.merge_repeats is None else self.merge_repeats
 
     @property
     def criterion(self) -> str:
@@ -94,8 +101,11 @@ def save_model(
     write_bytes(Path(folder) / MODEL, save(weights, {"starseq": json.dumps(facts)}))
 
 
-def load(folder: str | os.PathLike[str]) -> Run:
-    """The run in `folder`. One that is missing, damaged or not a run raises `DataError` with one sentence."""
+def load(folder: str | os.PathLike[str], *, merge_repeats: bool | None = None) -> Run:
+    """The run in `folder`, to be read with repeats merged or kept, or as its criterion has it (None).
+
+    One that is missing, damaged or not a run raises `DataError` with one sentence.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such run folder")
@@ -117,6 +127,7 @@ def load(folder: str | os.PathLike[str]) -> Run:
         log_penalty=facts.get("log_penalty"),
         step=int(facts.get("step") or 0),
         dev_error=facts.get("dev_error"),
+        merge_repeats=merge_repeats,
     )
 
 
