@@ -260,6 +260,17 @@ MUTANTS = [
            "tuned = read_tuned(run.folder)", "read_tuned(run.folder)", "tests/jobs/test_tune.py -k side_by_side"),
     Mutant("tune: weights of another lexicon are taken", "jobs/decode.py",
            '(("lm", self.lm), ("lexicon", self.lexicon))', '(("lm", self.lm),)', "tests/jobs/test_tune.py -k lexicon"),
+    Mutant("tune: weights of another way to read repeats are taken", "jobs/decode.py",
+           "read_alike = tuned is not None and", "read_alike = True or", "tests/jobs/test_tune.py -k how_repeats"),
+    Mutant("search: lists of another way to read repeats are taken", "jobs/decode.py",
+           '"merge_repeats": search.merge_repeats,', '', "tests/jobs/test_tune.py -k how_repeats"),
+    Mutant("several models: only the first one's opinion counts", "decode/complete.py",
+           "for judge in judges) / len(judges)", "for judge in judges[:1])", "tests/decode/test_complete.py -k several_models"),
+    Mutant("several models: only the first one searches", "decode/complete.py",
+           "found.setdefault(one.labels, one)", "judges or found.setdefault(one.labels, one)",
+           "tests/decode/test_complete.py -k several_models"),
+    Mutant("pseudo: only the first run's confidence counts", "jobs/pseudo.py",
+           "[sum(shares) / len(shares) for", "[shares[0] for", "tests/jobs/test_pseudo.py -k several_runs"),
 ]  # fmt: skip
 
 

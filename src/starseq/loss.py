@@ -85,43 +85,6 @@ def stc_loss(
     )  # fmt: skip
 
 
-def star_ctc_loss(
-    logits: Tensor,
-    targets: Tensor,
-    input_lengths: Lengths,
-    target_lengths: Lengths,
-    *,
-    penalty: float | Tensor = math.log(0.5),
-    blank: int = 0,
-    reduction: str = "mean",
-    zero_infinity: bool = False,
-    batch_first: bool = False,
-    matching: str = "leftmost",
-    normalized: bool = True,
-    max_target_length: int | None = None,
-    return_inserted: bool = False,
-    validate: bool = False,
-    backend: str = "auto",
-) -> Any:
-    r"""STC with the collapse of CTC: repeats merge, so labels may last for several frames. Arguments and results as in stc_loss.
-
-    An alignment weighs prod_t P_t(token) times p = exp(penalty) for every *frame* of a token that is not one of the labels. After
-    a label come its own repeats, a blank, or the next label; what is inserted right behind it, without a blank, does not count.
-    With all gaps closed it is CTC.
-
-        >>> logits = torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(0))
-        >>> arguments = (torch.tensor([[1, 1], [2, 3]]), (5, 4), (2, 1))
-        >>> closed = star_ctc_loss(logits, *arguments, penalty=-math.inf)
-        >>> torch.allclose(ctc_loss(logits, *arguments), closed)
-        True
-    """
-    return _loss(
-        "star_ctc", logits, targets, input_lengths, target_lengths, star=True, penalty=penalty, matching=matching,
-        blank=blank, reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first, normalized=normalized,
-        max_target_length=max_target_length, return_inserted=return_inserted, validate=validate, backend=backend,
-    )  # fmt: skip
-
-
 def ctc_loss(
     logits: Tensor,
     targets: Tensor,

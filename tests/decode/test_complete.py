@@ -229,6 +229,12 @@ def test_several_models_are_brute_force_too(
     assert best == found[:1]
 
 
+def test_whole_numbers_are_weights_too(lm: NGramAutomaton) -> None:
+    log_probs = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).log_softmax(dim=1)
+    one, same = (complete(log_probs, [1, 2], lm=lm, alpha=a, beta=b)[0] for a, b in ((1, 2), (1.0, 2.0)))
+    assert one == same
+
+
 def test_models_of_other_tokens_have_no_opinion_in_common() -> None:
     for frames, merge in (([torch.zeros(2, 3), torch.zeros(2, 4)], [False, False]), ([torch.zeros(2, 3)], [])):
         with pytest.raises(ValueError, match="which need the same tokens"):

@@ -60,6 +60,18 @@ def test_every_row_is_completed(run: Path, tmp_path: Path, mark: bool) -> None:
         assert any(not all(parse(row.text, "char").open) for row in before)
 
 
+def test_tokens_last_where_repeats_are_merged(run: Path, tmp_path: Path) -> None:
+    longest = {}
+    for merged in (None, True):
+        job.complete(run, run / "data" / "partial0.json", tmp_path / "out.jsonl", device="cpu", merge_repeats=merged)
+        spans = [
+            token["end"] - token["start"] for row in read_manifest(tmp_path / "out.jsonl") for token in row["added"]
+        ]
+        longest[merged] = max(spans) / min(spans)
+    assert longest[None] == 1  # STC: a token is a frame
+    assert longest[True] > 1
+
+
 def test_a_stopped_job_goes_on(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = run / "data" / "partial0.json"
     job.complete(run, manifest, tmp_path / "whole.jsonl", device="cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -72,6 +73,32 @@ def test_other_methods_stand_beside_greedy(run: Path) -> None:
     assert "[-" in result.examples(method="greedy")
     page = report([run], examples=2, alignments=0).read_text()
     assert "stc, perfect" in page
+
+
+@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize("criterion", ["stc", "ctc"])
+def test_repeats_are_read_as_asked(tmp_path: Path, command: Command, criterion: str, merged: bool) -> None:
+    run = make_run(tmp_path / "run", f"criterion.name={criterion}")
+    expected = {}
+    for emission in runs.emissions(runs.load(run), run / "data" / "manifest.jsonl", split="test"):
+        frames = emission.log_probs.argmax(dim=1).tolist()
+        tokens = [token for token, _ in itertools.groupby(frames)] if merged else frames
+        expected[emission.id] = "".join("0123456789"[token - 1] for token in tokens if token)
+    option = "--merge-repeats" if merged else "--keep-repeats"
+    outcome = command("evaluate", run, "--split", "test", "--device", "cpu", option)
+    assert outcome.code == 0, outcome.err
+    asked = {reading.id: reading.hypotheses["greedy"] for reading in read_readings(run, "test")}
+    assert asked == expected
+    assert runs.read_results(run)["evaluate"]["test"]["greedy"]["merge_repeats"] is merged
+    own = evaluate(run, splits=["test"], device="cpu").splits[0].readings
+    assert ({reading.id: reading.hypotheses["greedy"] for reading in own} == expected) is (
+        merged == (criterion == "ctc")
+    )
+    assert "merge_repeats" not in runs.read_results(run)["evaluate"]["test"]["greedy"]
+    file = image(run, tmp_path / "a.png")
+    (read,) = transcribe(run, [file], device="cpu", merge_repeats=merged)
+    assert isinstance(read, Transcript)
+    assert read.text == next(iter(expected.values()))
 
 
 def test_another_manifest_is_named_and_rows_without_a_complete_text_are_left_out(run: Path, tmp_path: Path) -> None:

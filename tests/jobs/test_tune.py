@@ -120,6 +120,37 @@ def test_weights_with_and_without_a_language_model_are_kept_side_by_side(run: Ma
     assert (run.folder / "plots" / "tune-alone.png").exists()
 
 
+def test_weights_belong_to_how_repeats_are_read(run: MadeRun, tmp_path: Path) -> None:
+    lm, beam = tmp_path / "lm.arpa", Beam(size=20)
+    tune.tune(run.folder, lm=lm, rescore=lm, beam=beam)
+    kept = json.loads((run.folder / "tuned.json").read_text())["beam"]
+    assert kept["merge_repeats"] is False
+    assert decode.BeamReader(lm=lm).search_weights(run) == (kept["alpha"], kept["beta"])
+    run.merges_repeats = True
+    for weights in (decode.BeamReader(lm=lm).search_weights, decode.BeamReader(lm=lm, rescore_lm=lm).rescore_weights):
+        with pytest.raises(DataError, match=r"were tuned with .*lm\.arpa"):
+            weights(run)
+    with pytest.raises(DataError, match=r"lm\.arpa and with repeats kept: run"):
+        decode.BeamReader(lm=lm).search_weights(run)
+    assert decode.BeamReader(lm=lm, alpha=1.0, beta=2.0).search_weights(run) == (1.0, 2.0)
+    files = set((run.folder / decode.CACHE).glob("nbest-*"))
+    tune.tune(run.folder, lm=lm, beam=beam, rounds=1)
+    # No list of the other reading passes for one of this.
+    assert set((run.folder / decode.CACHE).glob("nbest-*")) - files
+    merged = tune.tune(run.folder, lm=None, beam=beam, beta=0.0)
+    assert decode.BeamReader().search_weights(run) == (0.0, merged.beam.beta)
+    assert run.asked == ["dev"]  # the model itself says the same
+    run.merges_repeats = False
+    with pytest.raises(DataError, match=r"tuned with repeats merged: give --merge-repeats, or a beta$"):
+        decode.BeamReader().search_weights(run)
+    assert decode.BeamReader(beta=0.0).search_weights(run) == (0.0, 0.0)
+    (run.folder / "tuned.json").write_text(json.dumps({"alone": {"alpha": 0.0, "beta": 2.0, "lm": None}}))
+    assert decode.BeamReader().search_weights(run) == (0.0, 2.0)  # older than the choice: as the criterion has it
+    run.merges_repeats = True
+    with pytest.raises(DataError, match=r"tuned with repeats kept: give --keep-repeats, or a beta$"):
+        decode.BeamReader().search_weights(run)
+
+
 def test_weights_belong_to_a_lexicon(run: MadeRun, tmp_path: Path) -> None:
     lm, words = tmp_path / "lm.arpa", str(tmp_path / "words.txt")
     weights = {"alpha": 1.0, "beta": 2.0, "lexicon": words}

@@ -182,12 +182,18 @@ class BeamReader:
         fits = tuned is not None and all(
             _same_file(tuned.get(name), path) for name, path in (("lm", self.lm), ("lexicon", self.lexicon))
         )
-        fits = fits and tuned is not None and _merges(run, tuned) == run.merges_repeats
+        read_alike = tuned is not None and _merges(run, tuned) == run.merges_repeats
         if self.lm is None:  # nothing for alpha to weigh
-            return 0.0, self.beta if self.beta is not None else tuned["beta"] if tuned and fits else 0.0
+            if self.beta is not None or not fits:
+                return 0.0, self.beta or 0.0
+            assert tuned is not None
+            if not read_alike:
+                how, option = ("merged", "--merge-repeats") if _merges(run, tuned) else ("kept", "--keep-repeats")
+                raise DataError(f"{run.folder}: the length was tuned with repeats {how}: give {option}, or a beta")
+            return 0.0, tuned["beta"]
         if not os.path.exists(self.lm):
             raise DataError(f"{os.fspath(self.lm)}: no such file or directory")
-        if tuned is None or not fits:
+        if tuned is None or not (fits and read_alike):
             raise self._not_tuned(run, "beam", tuned, self.lm)
         return _given_or_tuned(self.alpha, self.beta, tuned)
 

@@ -65,7 +65,7 @@ def checked_graph(batch: Batch, setting: Setting, validate: bool) -> LabelGraph:
 def sums_of(
     batch: Batch, graph: LabelGraph, setting: Setting, inserted: bool, differentiable: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Losses (B,), insertions (B, U+1) or empty, and what the gradient needs: norm, log_alpha, log_beta, log_z."""
+    """Losses (B,), insertions (B, S) or empty, and what the gradient needs: norm, log_alpha, log_beta, log_z."""
     logits, _, lengths, _, _ = batch
     emissions, lattice = _backend(setting.backend)
     arcs = emissions.scores(logits, graph.tokens, graph.topology, lengths, normalized=setting.normalized, star=inserted)
@@ -77,8 +77,6 @@ def sums_of(
     insertions = logits.new_empty(0, dtype=dtype)
     if inserted:
         insertions = _insertions(arcs.star, log_alpha, log_beta, log_z, graph.topology.num_states, lengths).to(dtype)
-        # State l has the star of gap l; where labels have states of their own, state 2l.
-        insertions = insertions[:, :: 1 if graph.tokens.stay is None else 2].contiguous()
     return -log_z.to(dtype), insertions, arcs.norm, log_alpha, log_beta, log_z
 
 
