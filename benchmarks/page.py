@@ -154,9 +154,13 @@ def _schedules(results: Results) -> str:
     three seeds on test."""
     table, grid = results.table, list(results.table.grid())
     rules = _rules(table)
-    tried = [method for method in rules if table.methods[method].get("tried")]
     conditions = [
         c for c in table.conditions if any(c in b["conditions"] and set(grid) & set(b["methods"]) for b in table.runs)
+    ]
+    tried = [
+        method
+        for method in rules
+        if table.methods[method].get("tried") and any(results.errors(c, method, "dev") for c in conditions)
     ]
     rows = []
     for condition in conditions:

@@ -268,7 +268,7 @@ MUTANTS = [
            "for judge in judges) / len(judges)", "for judge in judges[:1])", "tests/decode/test_complete.py -k several_models"),
     Mutant("several models: only the first one searches", "decode/complete.py",
            "found.setdefault(one.labels, one)", "judges or found.setdefault(one.labels, one)",
-           "tests/decode/test_complete.py -k several_models"),
+           "tests/decode/test_complete.py -k each_of_several"),
     Mutant("pseudo: only the first run's confidence counts", "jobs/pseudo.py",
            "[sum(shares) / len(shares) for", "[shares[0] for", "tests/jobs/test_pseudo.py -k several_runs"),
 ]  # fmt: skip

@@ -229,6 +229,16 @@ def test_several_models_are_brute_force_too(
     assert best == found[:1]
 
 
+def test_each_of_several_models_searches() -> None:
+    """What they agree on is the second of the one, and the best of the other."""
+    one = torch.tensor([[0.1, 0.6, 0.3], [0.1, 0.1, 0.8]]).log()
+    other = torch.tensor([[0.1, 0.2, 0.7], [0.1, 0.1, 0.8]]).log()
+    for models in ([one, other], [other, one]):
+        (best,) = complete_together(models, merge_repeats=[False, False], beam=1)
+        assert best.labels == (2, 2)
+        assert best.am == pytest.approx((math.log(0.3 * 0.8) + math.log(0.7 * 0.8)) / 2, abs=1e-6)
+
+
 def test_whole_numbers_are_weights_too(lm: NGramAutomaton) -> None:
     log_probs = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).log_softmax(dim=1)
     one, same = (complete(log_probs, [1, 2], lm=lm, alpha=a, beta=b)[0] for a, b in ((1, 2), (1.0, 2.0)))
