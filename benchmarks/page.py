@@ -87,6 +87,7 @@ def _text(results: Results) -> str:
         parts.append(_schedules(results))
     if kinds:
         parts.append(_pseudo(results, kinds))
+    parts.append(_searches(results))
     parts += [f"![{title}]({IMAGES}/{name})" for name, (title, _) in _plots_of(results).items()]
     parts.append(_how(results))
     return "\n\n".join(filter(None, parts))
@@ -211,6 +212,7 @@ def _pseudo(results: Results, methods: Sequence[str]) -> str:
                 kind = options["--kind"] + (", with a language model" if "--lm" in options else "")
                 weights = [options[name] for name in ("--alpha", "--beta") if float(options.get(name, 0))]
                 kind += f" at {' and '.join(weights)}" if weights else ""
+                kind += ", repeats merged" if "--merge-repeats" in words else ""
                 spec = results.table.methods[method]
                 teachers = [str(spec["from"]), *(f"{name} of seed {seed}" for name, seed in spec.get("also", ()))]
                 before, after = (found["errors"].get(name, {}).get(metric) for name in ("partial", "pseudo"))
@@ -231,6 +233,35 @@ def _pseudo(results: Results, methods: Sequence[str]) -> str:
         "rows lost",
     ]
     return _markdown([*head, f"student, dev {name} %", f"student, test {name} %"], rows) if rows else ""
+
+
+def _searches(results: Results) -> str:
+    """What a search without a language model brings: a weight for the length, and how repeats are read, greedily as well."""
+    table, metric, rows = results.table, results.table.metric, []
+    searched = {m: spec for m, spec in table.methods.items() if "lm" in spec and "text" not in spec["lm"]}
+    for condition in table.conditions:
+        for method, spec in searched.items():
+            for line in results.cells.get((condition, method), []):
+                merged = "merged" if "--merge-repeats" in spec["lm"]["search"] else "by the criterion"
+                found = [line["errors"]["test"][how][metric] for how in ("greedy", "beam")]
+                rows.append([
+                    _condition(condition), str(spec["from"]), str(line["seed"]), merged,
+                    f"{line['weights']['beta']:g}", *map(_number, found),
+                ])  # fmt: skip
+    rows.sort(key=lambda row: row[1:3])
+    rows.sort(key=lambda row: [_condition(condition) for condition in table.conditions].index(row[0]))
+    name = metric.upper()
+    head = [
+        "labels dropped",
+        "method",
+        "seed",
+        "run",
+        "repeats",
+        "beta",
+        f"test {name} %, greedy",
+        f"test {name} %, search",
+    ]
+    return _markdown(head, rows) if rows else ""
 
 
 def _share(line: Record, partial: float | None) -> float | None:

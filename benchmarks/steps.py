@@ -214,6 +214,8 @@ class _Chain:
         wrong = set(spec) - {"title", "train", "from", "also", "pseudo", "lm", "labels", "tried"}
         if wrong:
             raise Mistake(f"table {table.name}, method {method}: {wrong.pop()!r} is not a key of a method")
+        if "also" in spec and "pseudo" not in spec:
+            raise Mistake(f"table {table.name}, method {method}: `also` is for pseudo-labels, and it has no `pseudo`")
         if spec.get("labels"):
             return [self._drop()]
         before = self.steps(spec["from"]) if "from" in spec else []
@@ -225,9 +227,8 @@ class _Chain:
             partial = [self._drop()] if self.condition != FULL else []
             others = [self._trained(*other) for other in spec.get("also", ())]
             also = [word for steps in others for word in ("--also", _last_run(steps))]
-            # First the others: the last run before the pseudo-labels is their own.
-            before = list(dict.fromkeys([*(step for steps in others for step in steps), *before]))
             pseudo = self._pseudo(before, partial, [*also, *lm, *spec["pseudo"]])
+            before = list(dict.fromkeys([*(step for steps in others for step in steps), *before]))
             before, manifest = [*before, *partial, pseudo], Path(pseudo.makes[0]).name
         train = self._train(spec["train"], manifest, before)
         return [*before, train, self._evaluate("greedy", train, before)]

@@ -216,7 +216,7 @@ class Runner:
         if step.stage not in ("beam", "pseudo") or greedy:
             return []
         before = [earlier for earlier in cell.steps[: cell.steps.index(step)] if earlier.stage == "tune"]
-        same = [tuned for tuned in before if (tuned.run, tuned.option("--lm")) == (step.run, step.option("--lm"))]
+        same = [tuned for tuned in before if _how_read(tuned) == _how_read(step)]
         record = self.work.record(same[-1]) if same else None
         found = {"alpha": 0, "beta": 0} if record is None else record["facts"]["weights"]
         names = ("alpha", "beta") if step.option("--lm") else ("beta",)
@@ -322,6 +322,11 @@ def summary(line: Record) -> str:
     if "labels" in line and not parts:
         parts.append(f"{line['labels']['kept']:,} of {line['labels']['labels']:,} labels kept")
     return ", ".join(parts) or "no numbers"
+
+
+def _how_read(step: Step) -> tuple[str | None, str | None, bool]:
+    """The run, the language model, and whether repeats are merged: what weights belong to."""
+    return step.run, step.option("--lm"), "--merge-repeats" in step.commands[-1]
 
 
 def say(sentence: str) -> None:

@@ -246,9 +246,16 @@ def test_whole_numbers_are_weights_too(lm: NGramAutomaton) -> None:
 
 
 def test_models_of_other_tokens_have_no_opinion_in_common() -> None:
-    for frames, merge in (([torch.zeros(2, 3), torch.zeros(2, 4)], [False, False]), ([torch.zeros(2, 3)], [])):
+    for frames, merge in (
+        ([torch.zeros(2, 3), torch.zeros(2, 4)], [False, False]),
+        ([torch.zeros(2, 3)], []),
+        ([torch.zeros(())], [False]),
+    ):
         with pytest.raises(ValueError, match="which need the same tokens"):
             complete_together(frames, merge_repeats=merge)
+    for nbest in (0, -1):
+        with pytest.raises(ValueError, match=f"nbest: {nbest} is less than 1"):
+            complete_together([torch.zeros(2, 3)], merge_repeats=[False], nbest=nbest)
 
 
 @settings(max_examples=80)

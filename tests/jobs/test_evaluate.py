@@ -90,11 +90,15 @@ def test_repeats_are_read_as_asked(tmp_path: Path, command: Command, criterion: 
     asked = {reading.id: reading.hypotheses["greedy"] for reading in read_readings(run, "test")}
     assert asked == expected
     assert runs.read_results(run)["evaluate"]["test"]["greedy"]["merge_repeats"] is merged
+    named = f"greedy, repeats {'merged' if merged else 'kept'}"
+    assert named in outcome.out
+    assert f"<td>{named}</td>" in report([run], examples=0, alignments=0).read_text()
     own = evaluate(run, splits=["test"], device="cpu").splits[0].readings
     assert ({reading.id: reading.hypotheses["greedy"] for reading in own} == expected) is (
         merged == (criterion == "ctc")
     )
     assert "merge_repeats" not in runs.read_results(run)["evaluate"]["test"]["greedy"]
+    assert ", repeats" not in report([run], examples=0, alignments=0).read_text()
     file = image(run, tmp_path / "a.png")
     (read,) = transcribe(run, [file], device="cpu", merge_repeats=merged)
     assert isinstance(read, Transcript)

@@ -127,11 +127,11 @@ def test_weights_belong_to_how_repeats_are_read(run: MadeRun, tmp_path: Path) ->
     assert kept["merge_repeats"] is False
     assert decode.BeamReader(lm=lm).search_weights(run) == (kept["alpha"], kept["beta"])
     run.merges_repeats = True
-    for weights in (decode.BeamReader(lm=lm).search_weights, decode.BeamReader(lm=lm, rescore_lm=lm).rescore_weights):
-        with pytest.raises(DataError, match=r"were tuned with .*lm\.arpa"):
-            weights(run)
-    with pytest.raises(DataError, match=r"lm\.arpa and with repeats kept: run"):
+    said = r"lm\.arpa and repeats kept: run `starseq tune` with .*lm\.arpa and --merge-repeats, or give alpha and beta"
+    with pytest.raises(DataError, match=rf"weights of beam were tuned with .*{said}"):
         decode.BeamReader(lm=lm).search_weights(run)
+    with pytest.raises(DataError, match=rf"weights of rescore were tuned with .*{said}"):
+        decode.BeamReader(lm=lm, rescore_lm=lm).rescore_weights(run)
     assert decode.BeamReader(lm=lm, alpha=1.0, beta=2.0).search_weights(run) == (1.0, 2.0)
     files = set((run.folder / decode.CACHE).glob("nbest-*"))
     tune.tune(run.folder, lm=lm, beam=beam, rounds=1)

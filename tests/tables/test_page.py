@@ -202,6 +202,25 @@ def test_pseudo_labels_and_what_they_are_worth(lines: Lines) -> None:
     assert ["0.3", "keep-known", "stc, stc of seed 1", "30.5", "4.25", "45.0", "2", "24.0", "24.0"] in lines.rows()
 
 
+def test_searches_without_a_language_model_stand_together(lines: Lines) -> None:
+    methods = (
+        "  stc+merged: {from: stc, lm: {search: [--beam, 7, --merge-repeats]}}\n"
+        "  stc+kept: {from: stc, lm: {search: [--beam, 7]}}\n"
+    )
+    lines.write_table(
+        TABLE.replace("  labels: {", methods + "  labels: {").replace(
+            "stc+beam, stc+pseudo", "stc+merged, stc+kept, stc+beam, stc+pseudo"
+        )
+    )
+    for method, error, beta in (("stc+kept", 20.0, -0.5), ("stc+merged", 19.0, 2.0)):
+        lines.add("0.3", method, error, weights={"alpha": 0.0, "beta": beta})
+    rows = [row for row in lines.rows() if row[:2] == ["0.3", "stc"] and len(row) == 7]
+    assert rows == [
+        ["0.3", "stc", "0", "merged", "2", "19.0", "19.0"],
+        ["0.3", "stc", "0", "by the criterion", "-0.5", "20.0", "20.0"],
+    ]
+
+
 def test_each_number_says_how_it_was_made(lines: Lines) -> None:
     lines.add("0.3", "stc", 23.0, train={"p": 0.2712})
     text = lines.page()["table1"]

@@ -183,6 +183,14 @@ def test_several_teachers_label_together(place: Place) -> None:
     assert second[5:9] == ["--also", teachers[0], "--also", teachers[1]]
     # Of the other seed only its training is needed.
     assert teachers[1] not in [c[1] for c in place.commands("evaluate")]
+    # A teacher beside its own student: the teacher's labels, although the student was trained later.
+    place.table.write_text(with_them.replace("from: a, also: [[stc, 0], [stc, 1]]", "from: stc, also: [[a, 0]]"))
+    pseudo = next(s for s in Table.load(str(place.table)).cell("0.4", "b", 0).steps[::-1] if s.stage == "pseudo")
+    assert pseudo.commands[0][1] == teachers[0]
+    assert pseudo.option("--also") == student
+    place.table.write_text(with_them.replace("also: [[stc, 1]], pseudo: [--kind, keep-known],", "also: [[stc, 1]],"))
+    with pytest.raises(Mistake, match="`also` is for pseudo-labels"):
+        Table.load(str(place.table)).cell("0.4", "a", 0)
 
 
 def test_two_searches_of_one_run_take_turns(place: Place) -> None:

@@ -152,7 +152,7 @@ class BeamSearch:
         lexicon: Lexicon | None = None,
         alpha: float = 0.0,
         beta: float = 0.0,
-        beam: Beam = Beam(),  # noqa: B008 - frozen
+        beam: Beam = Beam(),
     ) -> None:
         if not (math.isfinite(alpha) and math.isfinite(beta)):
             raise ValueError(f"alpha and beta must be finite, not {alpha} and {beta}")

@@ -189,25 +189,35 @@ def complete_together(
         >>> best.labels, complete(one)[0].labels, complete(other)[0].labels
         ((2, 2), (1, 2), (2, 2))
     """
-    if len({x.shape[-1] for x in logits}) != 1 or len(logits) != len(merge_repeats):
+    if (
+        not all(x.dim() == 2 for x in logits)
+        or len({x.shape[1] for x in logits}) != 1
+        or len(logits) != len(merge_repeats)
+    ):
         raise ValueError(
             f"logits: {len(logits)} models with {len(merge_repeats)} collapses, which need the same tokens"
         )
+    if nbest < 1:
+        raise ValueError(f"nbest: {nbest} is less than 1")
     alpha, beta = search.get("alpha", 0.0), search.get("beta", 0.0)
-    found: dict[tuple[int, ...], Completion] = {}
+    found: list[dict[tuple[int, ...], Completion]] = []
     judges = []
     for x, merge in zip(logits, merge_repeats, strict=True):
-        for one in complete(
+        best = complete(
             x, labels, open, merge_repeats=merge, nbest=beam, beam=beam, blank=blank, normalized=normalized, judged=False,
             **search,
-        ):  # fmt: skip
-            found.setdefault(one.labels, one)
+        )  # fmt: skip
+        found.append({one.labels: one for one in best})
         log_probs = x.detach().cpu().float()
         log_probs = log_probs.log_softmax(dim=1) if normalized else log_probs
         judges.append(Judge(log_probs, merge_repeats=merge, blank=blank))
     results = []
-    for transcript, one in found.items():
-        am = sum(judge(transcript, [False] * len(transcript)).log_p for judge in judges) / len(judges)
+    for transcript, one in {labels: one for each in found for labels, one in each.items()}.items():
+        opinions = [
+            each[transcript].am if transcript in each else judge(transcript, [False] * len(transcript)).log_p
+            for each, judge in zip(found, judges, strict=True)
+        ]
+        am = sum(opinions) / len(opinions)
         if am > -math.inf:
             results.append(one._replace(am=am, score=am + alpha * one.lm + beta * len(transcript)))
     if not results:

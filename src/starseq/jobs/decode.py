@@ -37,7 +37,7 @@ _SPARSE_FROM = 1000
 
 def search_of(
     run: Run, *, lm: str | os.PathLike[str] | None, lexicon: str | os.PathLike[str] | None = None, alpha: float = 0.0,
-    beta: float = 0.0, beam: Beam = Beam(),  # noqa: B008 - frozen
+    beta: float = 0.0, beam: Beam = Beam(),
 ) -> BeamSearch:  # fmt: skip
     """The search that fits a run's tokens, and how it is read."""
     words = None if lexicon is None else Lexicon.read(lexicon, run.tokeniser.vocabulary)
@@ -47,7 +47,7 @@ def search_of(
 
 
 def cached_emissions(
-    run: Run, manifest: str | os.PathLike[str], *, split: str | None, beam: Beam = Beam(), device: str = "cpu",  # noqa: B008
+    run: Run, manifest: str | os.PathLike[str], *, split: str | None, beam: Beam = Beam(), device: str = "cpu",
     root: str | os.PathLike[str] | None = None, progress: Progress = lambda done, total: None,
 ) -> EmissionCache:  # fmt: skip
     """The emissions of a split, from the run's cache if its model and the manifest are the same as then.
@@ -188,7 +188,7 @@ class BeamReader:
                 return 0.0, self.beta or 0.0
             assert tuned is not None
             if not read_alike:
-                how, option = ("merged", "--merge-repeats") if _merges(run, tuned) else ("kept", "--keep-repeats")
+                how, option = _READ[_merges(run, tuned)]
                 raise DataError(f"{run.folder}: the length was tuned with repeats {how}: give {option}, or a beta")
             return 0.0, tuned["beta"]
         if not os.path.exists(self.lm):
@@ -204,12 +204,10 @@ class BeamReader:
             return self.rescore_alpha, self.rescore_beta
         search = read_tuned(run.folder).get("alone" if self.lm is None else "beam", {})
         tuned = search.get("rescore")
-        if (
-            tuned is None
-            or not _same_file(tuned.get("lm"), self.rescore_lm)
-            or _merges(run, search) != run.merges_repeats
-        ):
-            raise self._not_tuned(run, "rescore", tuned, self.rescore_lm)
+        read_alike = _merges(run, search) == run.merges_repeats
+        if tuned is None or not (read_alike and _same_file(tuned.get("lm"), self.rescore_lm)):
+            record = None if tuned is None else {**tuned, "merge_repeats": search.get("merge_repeats")}
+            raise self._not_tuned(run, "rescore", record, self.rescore_lm)
         return _given_or_tuned(self.rescore_alpha, self.rescore_beta, tuned)
 
     def _not_tuned(
@@ -220,13 +218,17 @@ class BeamReader:
             what = f"were tuned with {tuned.get('lm') or 'no language model'}" + (
                 f" and the lexicon {tuned['lexicon']}" if tuned.get("lexicon") else ""
             )
-            if "merge_repeats" in tuned and _merges(run, tuned) != run.merges_repeats:
-                what += f" and with repeats {'merged' if _merges(run, tuned) else 'kept'}"
         if method == "beam" and self.lexicon is not None:
             use += f" and the lexicon {os.fspath(self.lexicon)}"
+        if tuned is not None and _merges(run, tuned) != run.merges_repeats:
+            what += f" and repeats {_READ[_merges(run, tuned)][0]}"
+            use += f" and {_READ[run.merges_repeats][1]}"
         return DataError(
             f"{run.folder}: the weights of {method} {what}: run `starseq tune` with {use}, or give alpha and beta"
         )
+
+
+_READ = {True: ("merged", "--merge-repeats"), False: ("kept", "--keep-repeats")}
 
 
 def _merges(run: Run, tuned: Mapping[str, Any]) -> bool:

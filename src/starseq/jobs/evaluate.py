@@ -15,7 +15,7 @@ from starseq.data.errors import DataError
 from starseq.data.manifest import Progress, Row, read_manifest
 from starseq.decode.greedy import greedy
 from starseq.report.marks import marked_text
-from starseq.report.readings import Reading, choose, write_readings
+from starseq.report.readings import Reading, choose, method_name, write_readings
 from starseq.runs.folder import data_root
 from starseq.text.error_rate import ErrorCounts, cer, wer
 from starseq.text.gaps import Unit, has_gap
@@ -77,6 +77,8 @@ class Evaluation:
     criterion: str
     unit: Unit
     splits: list[SplitResult]
+    merge_repeats: bool | None = None
+    """how repeats were read, where that was asked for"""
 
     def table(self) -> str:
         """Error rates as text: a line for each split and method. The counts are of words, or of characters, by the run's unit."""
@@ -89,7 +91,8 @@ class Evaluation:
                 counts: ErrorCounts = getattr(scores, counted)
                 lines.append(
                     (
-                        split.name, method, f"{scores.words.percent:.2f}", f"{scores.characters.percent:.2f}",
+                        split.name, method_name(method, self.merge_repeats),
+                        f"{scores.words.percent:.2f}", f"{scores.characters.percent:.2f}",
                         f"{counts.reference_length:,}", f"{counts.substitutions:,}", f"{counts.insertions:,}",
                         f"{counts.deletions:,}", f"{scores.sentences:,}", f"{100 * scores.right / scores.sentences:.1f}",
                     )
@@ -167,7 +170,7 @@ def evaluate(
         name = split or "all"
         results.append(SplitResult(name if own else f"{manifest.stem}: {name}", _scores(readings), readings, left_out))
     _save(run.folder, results, {} if merge_repeats is None else {"merge_repeats": merge_repeats})
-    return Evaluation(run.folder, run.criterion, run.tokeniser.unit, results)
+    return Evaluation(run.folder, run.criterion, run.tokeniser.unit, results, merge_repeats)
 
 
 def device_of(name: str) -> str:

@@ -219,7 +219,7 @@ Sentences = list[NDArray[np.int32]]
 def train_neural(
     texts: Paths,
     folder: str | os.PathLike[str],
-    settings: Neural = Neural(),  # noqa: B008  frozen
+    settings: Neural = Neural(),
     *,
     dev: Paths = (),
     unit: Unit = "word",

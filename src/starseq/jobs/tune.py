@@ -65,7 +65,7 @@ def tune(
     folder: str | os.PathLike[str], *, lm: str | os.PathLike[str] | None, lexicon: str | os.PathLike[str] | None = None,
     rescore: str | os.PathLike[str] | None = None, rescore_unit: Unit = "char", split: str | None = "dev",
     manifest: str | os.PathLike[str] | None = None, root: str | os.PathLike[str] | None = None,
-    beam: Beam = Beam(), alpha: float = 0.5, beta: float = 0.0, alphas: Sequence[float] = ALPHAS,  # noqa: B008
+    beam: Beam = Beam(), alpha: float = 0.5, beta: float = 0.0, alphas: Sequence[float] = ALPHAS,
     betas: Sequence[float] = BETAS, rounds: int = 4, workers: int = 0, device: str = "cpu",
     merge_repeats: bool | None = None, progress: Progress = lambda done, total: None,
 ) -> Tuned:  # fmt: skip

@@ -42,12 +42,8 @@ class Run:
     """optimiser steps that made these weights"""
     dev_error: float | None
     """their greedy error on dev, in percent; None where nothing was evaluated"""
-    merge_repeats: bool | None = None
-    """asked for: whether repeats in a row of frames are read as one token; None: as the criterion has it"""
-
-    @property
-    def merges_repeats(self) -> bool:
-        return criteria.merges_repeats(self.criterion) if self.merge_repeats is None else self.merge_repeats
+    merges_repeats: bool
+    """whether equal tokens in a row of frames are read as one"""
 
     @property
     def criterion(self) -> str:
@@ -127,7 +123,7 @@ def load(folder: str | os.PathLike[str], *, merge_repeats: bool | None = None) -
         log_penalty=facts.get("log_penalty"),
         step=int(facts.get("step") or 0),
         dev_error=facts.get("dev_error"),
-        merge_repeats=merge_repeats,
+        merges_repeats=criteria.merges_repeats(recipe.criterion.name) if merge_repeats is None else merge_repeats,
     )
 
 
