@@ -429,6 +429,40 @@ def test_several_runs(run: Path, partial: Path, tmp_path: Path, kind: job.Kind) 
         label(run, partial, tmp_path / "parts" / "out.jsonl", also=[run], merge=2, **settings)
 
 
+def test_several_runs_of_other_frames_stopped_and_rescored(
+    run: Path, partial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sevens: Path
+) -> None:
+    """The other one sees larger images. With other runs a job begins anew, with the same it goes on."""
+    monkeypatch.setattr(_stream, "_FEWEST_BLOCKS", 4)
+    other = make_run(tmp_path / "other", "data.drop=null", "data.reader.height=48", lines=LINES, seed=1)
+    label(run, partial, tmp_path / "whole" / "out.jsonl", also=[other], beam=20)
+    real, count = job._labels, [0]
+
+    def stops(*arguments: Any) -> Any:
+        count[0] += 1
+        if count[0] == 8:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(job, "_labels", stops)
+    for also in ([], [other]):
+        count[0] = 0
+        with pytest.raises(KeyboardInterrupt):
+            label(run, partial, tmp_path / "parts" / "out.jsonl", also=also, beam=20)
+    monkeypatch.setattr(job, "_labels", lambda *arguments: (count.append(0), real(*arguments))[1])
+    summary = label(run, partial, tmp_path / "parts" / "out.jsonl", also=[other], beam=20)
+    assert 0 < len(count) - 1 < summary.rows
+    assert read_all(tmp_path / "parts") == read_all(tmp_path / "whole")
+    label(
+        run, partial, tmp_path / "7.jsonl", also=[other], beam=20, rescore=sevens, rescore_alpha=5.0, rescore_beta=0.0
+    )
+    texts = [
+        "".join(row.text for row in read_manifest(path))
+        for path in (tmp_path / "7.jsonl", tmp_path / "whole" / "out.jsonl")
+    ]
+    assert texts[0].count("7") / len(texts[0]) > texts[1].count("7") / len(texts[1])
+
+
 def test_repeats_are_read_as_asked(run: Path, partial: Path, tmp_path: Path, command: Any) -> None:
     texts = {}
     for option in ("--merge-repeats", "--keep-repeats"):
