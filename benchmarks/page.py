@@ -251,16 +251,7 @@ def _searches(results: Results) -> str:
     rows.sort(key=lambda row: row[1:3])
     rows.sort(key=lambda row: [_condition(condition) for condition in table.conditions].index(row[0]))
     name = metric.upper()
-    head = [
-        "labels dropped",
-        "method",
-        "seed",
-        "run",
-        "repeats",
-        "beta",
-        f"test {name} %, greedy",
-        f"test {name} %, search",
-    ]
+    head = ["labels dropped", "method", "seed", "repeats", "beta", f"test {name} %, greedy", f"test {name} %, search"]
     return _markdown(head, rows) if rows else ""
 
 

@@ -296,19 +296,24 @@ def test_a_killed_job_goes_on(run: Path, partial: Path, tmp_path: Path, monkeypa
     assert sorted(path.name for path in target.parent.iterdir()) == sorted(OUT)
 
 
-def test_other_settings_begin_anew(run: Path, partial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, count = job._labels, [0]
+def stop_at(row: int, patch: pytest.MonkeyPatch) -> None:
+    """As if somebody stopped the job when so many rows are under way."""
+    real, begun = job._labels, list[int]()
 
     def stops(*arguments: Any) -> Any:
-        count[0] += 1
-        if count[0] == 4:
+        begun.append(0)
+        if len(begun) == row:
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(job, "_labels", stops)
-    with pytest.raises(KeyboardInterrupt):
-        label(run, partial, tmp_path / "out.jsonl")
-    monkeypatch.setattr(job, "_labels", real)
+    patch.setattr(job, "_labels", stops)
+
+
+def test_other_settings_begin_anew(run: Path, partial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        stop_at(4, patch)
+        with pytest.raises(KeyboardInterrupt):
+            label(run, partial, tmp_path / "out.jsonl")
     label(run, partial, tmp_path / "out.jsonl", beta=1.0)
     label(run, partial, tmp_path / "fresh.jsonl", beta=1.0)
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "fresh.jsonl").read_bytes()
@@ -436,22 +441,15 @@ def test_several_runs_of_other_frames_stopped_and_rescored(
     monkeypatch.setattr(_stream, "_FEWEST_BLOCKS", 4)
     other = make_run(tmp_path / "other", "data.drop=null", "data.reader.height=48", lines=LINES, seed=1)
     label(run, partial, tmp_path / "whole" / "out.jsonl", also=[other], beam=20)
-    real, count = job._labels, [0]
-
-    def stops(*arguments: Any) -> Any:
-        count[0] += 1
-        if count[0] == 8:
-            raise KeyboardInterrupt
-        return real(*arguments)
-
-    monkeypatch.setattr(job, "_labels", stops)
     for also in ([], [other]):
-        count[0] = 0
-        with pytest.raises(KeyboardInterrupt):
-            label(run, partial, tmp_path / "parts" / "out.jsonl", also=also, beam=20)
-    monkeypatch.setattr(job, "_labels", lambda *arguments: (count.append(0), real(*arguments))[1])
+        with monkeypatch.context() as patch:
+            stop_at(8, patch)
+            with pytest.raises(KeyboardInterrupt):
+                label(run, partial, tmp_path / "parts" / "out.jsonl", also=also, beam=20)
+    real, worked = job._labels, list[int]()
+    monkeypatch.setattr(job, "_labels", lambda *arguments: (worked.append(0), real(*arguments))[1])
     summary = label(run, partial, tmp_path / "parts" / "out.jsonl", also=[other], beam=20)
-    assert 0 < len(count) - 1 < summary.rows
+    assert 0 < len(worked) < summary.rows
     assert read_all(tmp_path / "parts") == read_all(tmp_path / "whole")
     label(
         run, partial, tmp_path / "7.jsonl", also=[other], beam=20, rescore=sevens, rescore_alpha=5.0, rescore_beta=0.0

@@ -29,9 +29,7 @@ def bench(
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time to spend on each case.")] = 8.0,
     save: Annotated[Path | None, typer.Option(help="CSV file to add the results to.", show_default="none")] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Exit 1 where a ratio, to two decimals, is above its target.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit 1 where a ratio is above its target.")] = False,
     targets: Annotated[Path, typer.Option(help="The targets of --check.")] = Path("benchmarks/targets.csv"),
 ) -> None:
     """Measure this machine: our losses against log_softmax and torch's ctc_loss, side by side in one run."""
