@@ -92,20 +92,26 @@ def assert_wide(*kernels: str, at_least: int = 16) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
-@pytest.mark.parametrize(("merging", "long"), [*itertools.product([False, True], repeat=2)])
-def test_fused(dtype: str, merging: bool, long: bool) -> None:
+@pytest.mark.parametrize(("merging", "tokens"), [*itertools.product([False, True], [80, 3_000, 50_001])])
+def test_fused(dtype: str, merging: bool, tokens: int) -> None:
+    long = tokens > 1024
     exact, stars = dtype == "fp64", not merging
     types = {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "loss_ptr": "*fp64" if exact else "*fp32"}
     form = {"MERGING": merging, "STARS": stars, "LEAVES_OUT": stars, "NORMALIZED": True, "EXACT": exact, "STRIDE_V": 1}
     missing = {} if stars else {"weight_ptr": None}
     kind = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     names = ("BLOCK_V", "ALIGN", "BLOCK_S")
-    *sizes, warps = vocabulary_triton.blocks(kind, 50_001 if long else 80, 25, unit=True, gradient=False)
+    *sizes, warps = vocabulary_triton.blocks(kind, tokens, 25, unit=True, gradient=False)
     constants = {**form, **missing, **dict(zip(names, sizes, strict=True)), "KEEP_STAR": stars}
     scores = compile_kernel(fused_triton._scores, types, constants, warps)
-    *sizes, warps = vocabulary_triton.blocks(kind, 50_001 if long else 80, 25, unit=True, gradient=True)
+    *sizes, warps = vocabulary_triton.blocks(kind, tokens, 25, unit=True, gradient=True)
     constants = {**form, **missing, **dict(zip(names, sizes, strict=True)), "OUT_STRIDE_V": 1, "REDUCTION": 2}
-    gradient = compile_kernel(fused_triton._gradient, types, {**constants, "DENSE": not long, "BLOCK_K": 128}, warps)
+    gradient = compile_kernel(
+        fused_triton._gradient,
+        types,
+        {**constants, "DENSE": not long, "BLOCK_K": vocabulary_triton.keys_at_once(25)},
+        warps,
+    )
     if long:
         assert_wide(scores, at_least=8 if dtype == "bf16" else 16)  # narrower, and quicker: bound by arithmetic
         assert_wide(gradient)

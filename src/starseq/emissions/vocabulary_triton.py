@@ -17,7 +17,7 @@ from starseq.lattice.elementary_triton import exp_of, log_remainder, logaddexp
 from starseq.lattice.topology import Topology
 
 _LONG = 1024  # tokens: a longer row is read in pieces
-_TILE = 4096  # comparisons of tokens at a time
+_VERY_LONG = 16384  # tokens: the gradient of a longer row is the work of several warps
 # Sizes change from batch to batch: compiling anew for those that happen to be multiples of 16 would cost seconds each time.
 _SIZES = ["stride_b", "stride_t", "enter_b", "left_out_b", "weight_b", "weight_s", "T", "V", "S", "blank"]
 
@@ -82,21 +82,25 @@ def blocks(
 ) -> tuple[int, int, int, int]:
     """How a program divides its row (BLOCK_V, ALIGN) and its states (BLOCK_S), and with how many warps.
 
-    unit: the tokens of a row lie one after the other, in all tensors alike. The sizes of long rows were the best of eight
-    on an H200 (V = 50,001): few warps while the comparisons with the states are few.
+    unit: the tokens of a row lie one after the other, in all tensors alike. The sizes were the best of many on an H200
+    (docs/PERFORMANCE.md): a gradient adds up over its states again and again, which one warp does without waiting for others.
     ALIGN: rows of an odd length begin at odd addresses, where wide loads are not possible; a long row is therefore read from
     its first address that is a multiple of 16 bytes, ALIGN elements at a time, and its ends apart. 1 stands for: don't.
     """
     block_s = triton.next_power_of_2(states)
-    if vocabulary > _LONG:
-        align = 16 // dtype.itemsize if unit else 1
-        if not gradient:
-            return 512, align, block_s, 4
-        if dtype.itemsize == 2:
-            return (4096, align, block_s, 4) if states <= 32 else (8192, align, block_s, 8)
-        return 8192, align, block_s, 16
-    few = (4 if states <= 64 else max(1, block_s // 256)) if gradient else (2 if states <= 512 else 8)
-    return triton.next_power_of_2(vocabulary), 1, block_s, few
+    long = vocabulary > _LONG
+    align = 16 // dtype.itemsize if unit and long else 1
+    if not gradient:
+        return (
+            (512, align, block_s, 4)
+            if long
+            else (triton.next_power_of_2(vocabulary), 1, block_s, 2 if states <= 512 else 8)
+        )
+    if vocabulary > _VERY_LONG:
+        if dtype.itemsize > 2:
+            return 8192, align, block_s, 16
+        return (16384 if 32 < states <= 128 else 8192), align, block_s, 8
+    return min(triton.next_power_of_2(vocabulary), 2048), align, block_s, max(1, block_s // 512)
 
 
 def is_dense(vocabulary: int, states: int) -> bool:
@@ -106,7 +110,7 @@ def is_dense(vocabulary: int, states: int) -> bool:
 
 def keys_at_once(states: int) -> int:
     """How many tokens are compared with all states at once."""
-    return int(max(1, _TILE // triton.next_power_of_2(states)))
+    return int(max(1, min(16 if states <= 64 else 8, 8192 // triton.next_power_of_2(states))))
 
 
 @triton.jit
