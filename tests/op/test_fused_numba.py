@@ -145,6 +145,19 @@ def test_few_large_utterances_are_split_by_frames(criterion: str, monkeypatch: p
     assert_same(cases.run(criterion, batch, "numba", torch.float32), here, torch.float32)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_few_large_utterances_with_one_penalty_for_all_gaps(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a penalty is a view of one number, with strides of 0."""
+    logits = torch.randn(9, 3, 7, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    others = torch.tensor([[1, 2], [3, 4], [1, 1]]), torch.tensor([9, 8, 7]), torch.tensor([2, 2, 1])
+    here = starseq.stc_loss(logits, *others, penalty=-0.3, backend="torch")
+    monkeypatch.setattr(fused_numba, "_MUCH", 0)
+    torch.set_num_threads(2)
+    torch.testing.assert_close(starseq.stc_loss(logits, *others, penalty=-0.3, backend="numba"), here)
+
+
 def test_forms() -> None:
     assert form_of("ctc", "leftmost", False) == Form(merging=True, stars=False, leaves_out=False)
     assert form_of("selfless_ctc", "leftmost", False) == Form(merging=False, stars=False, leaves_out=False)

@@ -107,8 +107,9 @@ def columns_of(tokens: Tokens, topology: Topology, vocabulary: int) -> Columns:
     unsaid = np.empty((0, 0), enter.dtype)
     stay = unsaid if tokens.stay is None else tokens.stay.numpy()
     left_out = unsaid if tokens.star_except is None else tokens.star_except.numpy()
-    # One penalty for all gaps is a view of one number, of which older versions of numba make no other view.
-    weight = np.empty((0, 0)) if tokens.star_weight is None else tokens.star_weight.to(torch.float64).contiguous().numpy()
+    weight = np.empty((0, 0))
+    if tokens.star_weight is not None:  # contiguous: one penalty for all gaps is a view of one number
+        weight = tokens.star_weight.to(torch.float64).contiguous().numpy()
     same = tokens.stay is tokens.enter and tokens.star_weight is None
     loops = AS_ENTERED if same else BLANK if tokens.stay is None else OWN
     batch, states = enter.shape
