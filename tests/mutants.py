@@ -55,6 +55,8 @@ MUTANTS = [
            TORCH),
     Mutant("numba: star for star without the label", EMIT_NUMBA,
            "without = select(x == highest, others, star - widen(exp(x - highest)))", "without = star", NUMBA),
+    Mutant("numba: one penalty for all gaps stays a view of one number", EMIT_NUMBA,
+           "to(torch.float64).contiguous().numpy()", "to(torch.float64).numpy()", "tests/op -k one_penalty"),
     Mutant("criterion: every matching is 'all'", "criteria/stc.py",
            'following if matching == "leftmost" else None', "None", NUMBA),
     # lambda dropped

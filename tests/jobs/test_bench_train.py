@@ -6,6 +6,7 @@ There is no GPU here: captures are replaced by what they capture, and the device
 import functools
 import gc
 import itertools
+import math
 import types
 from pathlib import Path
 
@@ -113,6 +114,16 @@ def test_ratios_are_of_the_same_round():
     assert found["torch ctc", "ratio"].p50 == 1
     assert found["starseq stc", "time"].p50 == 27
     assert found["starseq stc", "memory"].p50 == 5
+
+
+def test_the_table_says_how_sure_a_ratio_is():
+    """The standard error of a median of 20,000 draws, each with normal noise of 0.1: 0.1 * sqrt(pi / 2) / sqrt(20,000)."""
+    noise = torch.randn(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    times = {"torch ctc": [1.0] * len(noise), "starseq stc": (0.9 + 0.1 * noise).tolist()}
+    line = bench.table(bench_train._rows(SMALL[2], "cpu", times, {})).splitlines()[-1]
+    middle, error = map(float, line.split(" | ")[5].split(" ± "))
+    assert middle == pytest.approx(0.9, abs=3e-3)
+    assert error == pytest.approx(0.1 * (math.pi / 2) ** 0.5 / 20_000**0.5, rel=0.05)
 
 
 def test_saved_tabled_and_checked(rows, tmp_path):

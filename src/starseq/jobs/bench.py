@@ -263,17 +263,23 @@ def _is_step(row: Measurement) -> bool:
     return row.case.startswith(TRAIN)
 
 
+def _standard_error(row: Measurement) -> float:
+    """Of the median, as for normal noise: its deviation is (p80 - p20) / 1.683, and a median errs by 1.253 of a mean."""
+    return 1.253 * (row.p80 - row.p20) / 1.683 / math.sqrt(row.runs)
+
+
 def _steps(rows: Sequence[Measurement]) -> list[str]:
     lines = [
         "| model | B, T, V, U | type | criterion | ms a step, median (20th to 80th percentile) "
-        "| over the faster CTC | utterances a second | peak memory, MiB |",
+        "| over the faster CTC, median ± standard error | utterances a second | peak memory, MiB |",
         "|---|---|---|---|---|---|---|---|",
     ]
     found = {(row.case, row.shape, row.dtype, row.provider, row.metric): row for row in rows}
     for key in dict.fromkeys(key[:4] for key in found):
         spent, ratio, speed, memory = (found[(*key, metric)] for metric in ("time", "ratio", "speed", "memory"))
         times = f"{spent.p50:.4g} ({spent.p20:.4g} to {spent.p80:.4g})"
-        lines.append(f"| {' | '.join(key)} | {times} | {ratio.p50:.3f} | {speed.p50:.4g} | {_mebibytes(memory)} |")
+        over = f"{ratio.p50:.4f} ± {_standard_error(ratio):.4f}" if ratio.p80 > ratio.p20 else f"{ratio.p50:.3f}"
+        lines.append(f"| {' | '.join(key)} | {times} | {over} | {speed.p50:.4g} | {_mebibytes(memory)} |")
     return lines
 
 
