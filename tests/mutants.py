@@ -272,7 +272,7 @@ MUTANTS = [
            "found.append({one.labels: one for one in best})",
            "found.append({} if found else {one.labels: one for one in best})",
            "tests/decode/test_complete.py -k each_of_several"),
-    Mutant("pseudo: only the first run's confidence counts", "jobs/pseudo.py",
+    Mutant("pseudo: only the first run's confidence counts", "jobs/_label.py",
            "[sum(shares) / len(shares) for", "[shares[0] for", "tests/jobs/test_pseudo.py -k several_runs"),
 ]  # fmt: skip
 

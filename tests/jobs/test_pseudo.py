@@ -23,10 +23,11 @@ from starseq import cli, runs
 from starseq.config import load_recipe
 from starseq.data.drop import Dropper, FixedDrop
 from starseq.data.errors import DataError
+from starseq.data.files import hash_of
 from starseq.data.manifest import Row, read_bytes, read_manifest, write_manifest
 from starseq.decode.greedy import greedy
 from starseq.decode.nbest import Hypothesis
-from starseq.jobs import _stream
+from starseq.jobs import _label, _stream
 from starseq.jobs import pseudo as job
 from starseq.jobs._stream import Shard
 from starseq.jobs.drop import drop
@@ -186,8 +187,8 @@ def test_words_of_a_teacher_are_letters_of_a_student(tmp_path: Path) -> None:
 
 def test_spelled_words_are_as_sure_as_their_least_sure_letter() -> None:
     tokeniser = Tokeniser(Vocabulary(["the", "o", "##o", "x", "##x"]), "word", unknown="letters")
-    winner = job._Candidate(Hypothesis("the ox o", (1, 2, 5, 2), 0.0, 0.0, 4), (False, True, False, True))
-    assert job._labels(tokeniser, winner, (0.5, 1.0, 0.25, 1.0)) == [
+    winner = _label.Candidate(Hypothesis("the ox o", (1, 2, 5, 2), 0.0, 0.0, 4), (False, True, False, True))
+    assert _label.labels_of(tokeniser, winner, (0.5, 1.0, 0.25, 1.0)) == [
         ("the", False, 0.5), ("ox", False, 0.25), ("o", True, 1.0)
     ]  # fmt: skip
 
@@ -258,16 +259,16 @@ def test_shards_that_do_not_belong_together(run: Path, partial: Path, tmp_path: 
 
 KILLED = """
 import os, signal, sys
-from starseq.jobs import _stream
+from starseq.jobs import _label, _stream
 from starseq.jobs import pseudo as job
 _stream._FEWEST_BLOCKS = 3
-real, count = job._labels, []
+real, count = _label.labels_of, []
 def dies(*arguments):
     count.append(0)
     if len(count) == 6:
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*arguments)
-job._labels = dies
+_label.labels_of = dies
 job.pseudo(sys.argv[1], sys.argv[2], sys.argv[3], kind="confident", threshold=0.15, device="cpu", workers=2)
 """
 
@@ -288,8 +289,8 @@ def test_a_killed_job_goes_on(run: Path, partial: Path, tmp_path: Path, monkeypa
     hidden.write_bytes(b"".join([*lines, lines[0], b'{"done": {"row"']))  # as if in the middle of a write
     assert not target.exists()
     worked: list[int] = []
-    real = job._labels
-    monkeypatch.setattr(job, "_labels", lambda *arguments: (worked.append(0), real(*arguments))[1])
+    real = _label.labels_of
+    monkeypatch.setattr(_label, "labels_of", lambda *arguments: (worked.append(0), real(*arguments))[1])
     summary = label(run, partial, target, **settings)
     assert len(worked) == summary.rows - 3
     assert read_all(target.parent) == read_all(tmp_path / "whole")
@@ -298,7 +299,7 @@ def test_a_killed_job_goes_on(run: Path, partial: Path, tmp_path: Path, monkeypa
 
 def stop_at(row: int, patch: pytest.MonkeyPatch) -> None:
     """As if somebody stopped the job when so many rows are under way."""
-    real, begun = job._labels, list[int]()
+    real, begun = _label.labels_of, list[int]()
 
     def stops(*arguments: Any) -> Any:
         begun.append(0)
@@ -306,7 +307,7 @@ def stop_at(row: int, patch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
         return real(*arguments)
 
-    patch.setattr(job, "_labels", stops)
+    patch.setattr(_label, "labels_of", stops)
 
 
 def test_other_settings_begin_anew(run: Path, partial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,7 +423,7 @@ def test_several_runs(run: Path, partial: Path, tmp_path: Path, kind: job.Kind) 
     assert [row.text for row in rows(both)] != [row.text for row in rows(alone)]
     source = rows(both)[0]["source"]
     assert (source["run"], [origin["run"] for origin in source["also"]]) == ("teacher", ["other"])
-    assert source["also"][0]["model"] == job._hash(other / "model.safetensors")[:16]
+    assert source["also"][0]["model"] == hash_of(other / "model.safetensors")[:16]
     assert "also" not in rows(alone)[0]["source"]
     known = {row.id: row for row in read_manifest(partial)}
     assert all(contains(row.text.replace("*", ""), known[row.id]) for row in rows(both))
@@ -446,8 +447,8 @@ def test_several_runs_of_other_frames_stopped_and_rescored(
             stop_at(8, patch)
             with pytest.raises(KeyboardInterrupt):
                 label(run, partial, tmp_path / "parts" / "out.jsonl", also=also, beam=20)
-    real, worked = job._labels, list[int]()
-    monkeypatch.setattr(job, "_labels", lambda *arguments: (worked.append(0), real(*arguments))[1])
+    real, worked = _label.labels_of, list[int]()
+    monkeypatch.setattr(_label, "labels_of", lambda *arguments: (worked.append(0), real(*arguments))[1])
     summary = label(run, partial, tmp_path / "parts" / "out.jsonl", also=[other], beam=20)
     assert 0 < len(worked) < summary.rows
     assert read_all(tmp_path / "parts") == read_all(tmp_path / "whole")

@@ -1,7 +1,8 @@
-"""Files: written whole or not at all, and found only under the root that the user gave."""
+"""Files: written whole or not at all, found only under the root that the user gave, known by their content."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -12,7 +13,7 @@ from typing import BinaryIO
 
 from starseq.data.errors import DataError
 
-__all__ = ["atomic_writer", "refuse_same", "resolve_inside", "write_bytes", "write_text"]
+__all__ = ["atomic_writer", "hash_of", "refuse_same", "resolve_inside", "write_bytes", "write_text"]
 
 
 @contextmanager
@@ -106,3 +107,16 @@ def resolve_inside(path: str, folder: str | os.PathLike[str], root: str | os.Pat
     if os.path.commonpath([inside, real]) != inside:
         raise DataError(f"path {path!r} leads out of the root {inside!r}: if that is meant, give a wider root")
     return Path(real)
+
+
+def hash_of(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file, or of the files of a folder with their names: the same on every machine."""
+    path = Path(path)
+    if path.is_dir():
+        names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+        return hashlib.sha256("".join(f"{name} {hash_of(path / name)}\n" for name in names).encode()).hexdigest()
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()

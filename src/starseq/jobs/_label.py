@@ -1,0 +1,290 @@
+"""How `starseq pseudo` labels one utterance: it is read by the method that was asked for, and what is read becomes a row."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from numpy.typing import NDArray
+
+from starseq import runs
+from starseq.data.drop import drop_labels
+from starseq.data.files import hash_of
+from starseq.data.manifest import Row
+from starseq.decode.beam import Beam, BeamSearch
+from starseq.decode.complete import check_search, complete, complete_together
+from starseq.decode.confidence import Judge
+from starseq.decode.greedy import greedy
+from starseq.decode.nbest import Hypothesis, NBest, best
+from starseq.decode.ngram_automaton import NGramAutomaton
+from starseq.decode.rescore import rescore as rescored
+from starseq.jobs.decode import BeamReader, scorer_of, search_of
+from starseq.jobs.evaluate import Scores
+from starseq.lm import Scorer
+from starseq.text.gaps import Partial, Unit, escape, has_gap, parse, render
+from starseq.text.tokeniser import Tokeniser
+
+__all__ = ["KINDS", "Candidate", "Kind", "Label", "Labeller", "Method", "labels_of", "method_of", "scorer_for"]
+
+Kind = Literal["plain", "keep-known", "confident"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_BEAM, _COMPLETION_BEAM, _NBEST = 500, 100, 512
+"""as `starseq evaluate` and `starseq complete` have them"""
+
+PathLike = str | os.PathLike[str]
+
+
+# --- reading: transcripts of an utterance, best first -----------------------------------------------------------------
+
+
+class Candidate(NamedTuple):
+    """A transcript, and which of its tokens are labels that were known."""
+
+    hyp: Hypothesis
+    known: tuple[bool, ...]
+
+
+Array = NDArray[Any]
+_Read = Callable[[str, list[Array], Array, Array], list[Candidate]]
+"""(id, log_probs (T, V) of each run, labels (U,), open gaps (U + 1,)) -> candidates, best first; runs in other processes"""
+
+
+class Method(NamedTuple):
+    settings: dict[str, Any]
+    """the name of the method, and all that decides what it reads"""
+    weights: tuple[float, float]
+    """of rescoring"""
+    make: Callable[[], _Read]
+
+
+@dataclass(frozen=True)
+class _Greedy:
+    tokeniser: Tokeniser
+    merge_repeats: bool
+
+    def __call__(self, id: str, log_probs: list[Array], labels: Array, gaps: Array) -> list[Candidate]:
+        frames = torch.from_numpy(log_probs[0])
+        (tokens,) = greedy(frames[None], torch.tensor([len(frames)]), merge_repeats=self.merge_repeats)
+        return [_unknown(Hypothesis(self.tokeniser.decode(tokens), tuple(tokens), 0.0, 0.0, len(tokens)))]
+
+
+@dataclass(frozen=True)
+class _Search:
+    search: BeamSearch
+
+    def __call__(self, id: str, log_probs: list[Array], labels: Array, gaps: Array) -> list[Candidate]:
+        return list(map(_unknown, self.search.nbest(id, log_probs[0]).hyps))
+
+
+@dataclass(frozen=True)
+class _Completion:
+    tokeniser: Tokeniser
+    lm: NGramAutomaton | None
+    merges: Sequence[bool]
+    """whether repeats merge, for each run"""
+    settings: Mapping[str, Any]
+
+    def __call__(self, id: str, log_probs: list[Array], labels: Array, gaps: Array) -> list[Candidate]:
+        frames, known, is_open = [torch.from_numpy(one) for one in log_probs], *map(torch.from_numpy, (labels, gaps))
+        search: dict[str, Any] = {**self.settings, "lm": self.lm, "normalized": False}
+        if len(frames) > 1:
+            found = complete_together(frames, known, is_open, merge_repeats=self.merges, **search)
+        else:
+            found = complete(frames[0], known, is_open, merge_repeats=self.merges[0], judged=False, **search)
+        return [
+            Candidate(
+                Hypothesis(self.tokeniser.decode(one.labels), one.labels, one.am, one.lm, len(one.labels)),
+                tuple(token.known for token in one.tokens),
+            )
+            for one in found
+        ]
+
+
+def _unknown(hyp: Hypothesis) -> Candidate:
+    return Candidate(hyp, (False,) * len(hyp.tokens))
+
+
+def method_of(
+    several: Sequence[runs.Run], reader: BeamReader, kind: Kind, beam: int | None, beam_tokens: int
+) -> Method:
+    """The method that the options ask for, with its weights: those given, else those tuned for the first run."""
+    reader.methods()  # raises where a weight has no language model
+    run, merges = several[0], [run.merges_repeats for run in several]
+    plain = kind == "plain"
+    asked = (reader.lm, reader.lexicon, reader.rescore_lm, reader.beta, beam)
+    if plain and all(option is None for option in asked):
+        return Method({"method": "greedy"}, (0.0, 0.0), lambda: _Greedy(run.tokeniser, merges[0]))
+    if not plain and reader.lexicon is not None:
+        raise ValueError(f"lexicon: a transcript of the kind {kind!r} is held to the known labels, not to a lexicon")
+    alpha, beta = reader.search_weights(run)
+    size = beam if beam is not None else _BEAM if plain else _COMPLETION_BEAM
+    nbest = 1 if reader.rescore_lm is None else min(_NBEST, size)
+    settings: dict[str, Any] = {
+        "method": "beam" if plain else "completion", "beam": size, "beam_tokens": beam_tokens, "alpha": alpha, "beta": beta,
+        "lm": _named(reader.lm), "lexicon": _named(reader.lexicon),
+    }  # fmt: skip
+    weights = (0.0, 0.0)
+    if reader.rescore_lm is not None:
+        weights = reader.rescore_weights(run)
+        settings["rescore"] = {"lm": _named(reader.rescore_lm), "alpha": weights[0], "beta": weights[1]}
+        settings["rescore"] |= {"unit": reader.rescore_unit, "nbest": nbest}
+    settings = {name: value for name, value in settings.items() if value is not None}
+
+    def search() -> _Read:
+        limits = Beam(size=size, tokens=beam_tokens, nbest=nbest)
+        return _Search(search_of(run, lm=reader.lm, lexicon=reader.lexicon, alpha=alpha, beta=beta, beam=limits))
+
+    def completion() -> _Read:
+        tokens = run.tokeniser.vocabulary.tokens
+        lm = None if reader.lm is None else NGramAutomaton(reader.lm, tokens)
+        check_search(size, 0.0, beam_tokens, nbest, lm, alpha, beta, len(tokens))
+        return _Completion(
+            run.tokeniser, lm, merges,
+            {"beam": size, "tokens_per_frame": beam_tokens, "nbest": nbest, "alpha": alpha, "beta": beta},
+        )  # fmt: skip
+
+    return Method(settings, weights, search if plain else completion)
+
+
+def _named(path: PathLike | None) -> str | None:
+    """A file's name and hash, for provenance."""
+    return None if path is None else f"{Path(path).name} {hash_of(path)[:16]}"
+
+
+def scorer_for(run: runs.Run, reader: BeamReader) -> Scorer:
+    assert reader.rescore_lm is not None
+    return scorer_of(run, reader.rescore_lm, lexicon=reader.lexicon is not None, device=reader.device)
+
+
+# --- a row ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Labeller:
+    """Makes the record of a row: the row itself, and what the summary counts."""
+
+    several: Sequence[runs.Run]
+    kind: Kind
+    threshold: float
+    source: Mapping[str, Any]
+    scorer: Scorer | None
+    weights: tuple[float, float]
+
+    @property
+    def run(self) -> runs.Run:
+        return self.several[0]
+
+    def __call__(self, emissions: Sequence[runs.Emission], candidates: Sequence[Candidate]) -> dict[str, Any]:
+        emission = emissions[0]
+        winner = self._winner(emission.id, candidates)
+        unit = self.run.tokeniser.unit
+        sure = self._confidence(emissions, winner)
+        labels = labels_of(self.run.tokeniser, winner, sure)
+        kept = [label.known or self.kind != "confident" or label.confidence >= self.threshold for label in labels]
+        text = escape(winner.hyp.text)
+        if not all(kept):
+            closed = Partial(tuple(label.text for label in labels), (False,) * (len(labels) + 1))
+            left = drop_labels(closed, kept)
+            text = render(left.labels, unit, left.open)
+        labels = [label for label, is_kept in zip(labels, kept, strict=True) if is_kept]
+        if not labels:
+            raise ValueError(
+                "nothing was read" if all(kept) else f"nothing was read with confidence {self.threshold:g}"
+            )
+        added = [label.confidence for label in labels if not label.known]
+        row = emission.row.replace(
+            text=text, gaps="marked", text_partial=emission.row.text, confidence=round(_mean(added), 4),
+            token_confidence=[None if label.known else round(label.confidence, 4) for label in labels],
+            source=self.source,
+        )  # fmt: skip
+        return {
+            "row": row.fields,
+            "labels": {
+                "known": len(labels) - len(added), "added": len(added), "taken_out": len(kept) - len(labels),
+                "outside_vocabulary": self._outside(emission.row),
+            },
+            "scores": self._scores(emission, text),
+        }  # fmt: skip
+
+    def _confidence(self, emissions: Sequence[runs.Emission], winner: Candidate) -> list[float]:
+        """Of each token, the mean over the runs."""
+        asked = [not known for known in winner.known]
+        each = [
+            Judge(emission.log_probs, merge_repeats=run.merges_repeats)(winner.hyp.tokens, asked).confidence
+            for run, emission in zip(self.several, emissions, strict=True)
+        ]  # fmt: skip
+        return [sum(shares) / len(shares) for shares in zip(*each, strict=True)]
+
+    def _winner(self, id: str, candidates: Sequence[Candidate]) -> Candidate:
+        """The first, or the first after rescoring."""
+        nbest = NBest(id, tuple(candidate.hyp for candidate in candidates))
+        if self.scorer is None or len(candidates) < 2:
+            best(nbest)
+            return candidates[0]
+        unit: Unit = self.source["rescore"]["unit"]
+        (reordered,) = rescored([nbest], self.scorer, *self.weights, unit=unit)
+        tokens = best(reordered).tokens
+        return next(candidate for candidate in candidates if candidate.hyp.tokens == tokens)
+
+    def _outside(self, row: Row) -> int:
+        """Known labels that the run cannot write, and that the result therefore lacks."""
+        tokeniser = self.run.tokeniser
+        if self.kind == "plain" or tokeniser.unknown == "letters":
+            return 0
+        return len(changed(tokeniser, unknown="drop").encode(row.text).unknown)
+
+    def _scores(self, emission: runs.Emission, text: str) -> dict[str, Any]:
+        """Of the labels before and after, where the row has its complete text."""
+        full = emission.row.get("text_full")
+        if not full or has_gap(full):
+            return {}
+        normaliser = self.run.tokeniser.normaliser
+        before = emission.row.text if normaliser is None else normaliser(emission.row.text)
+        texts = {"partial": before, "pseudo": text}
+        return {name: Scores.of([emission.reference], [self._literal(text)]).to_dict() for name, text in texts.items()}
+
+    def _literal(self, text: str) -> str:
+        """The labels of a text without its marks."""
+        unit = self.run.tokeniser.unit
+        return (" " if unit == "word" else "").join(parse(text, unit).labels)
+
+
+class Label(NamedTuple):
+    """A word or a character of a transcript."""
+
+    text: str
+    known: bool
+    confidence: float
+
+
+def labels_of(tokeniser: Tokeniser, winner: Candidate, confidence: Sequence[float]) -> list[Label]:
+    """The labels of a transcript: its tokens, but for words that are spelled out, which are as sure as their least sure letter."""
+    labels: list[Label] = []
+    previous = 0
+    for token, known, sure in zip(winner.hyp.tokens, winner.known, confidence, strict=True):
+        if labels and tokeniser.unknown == "letters" and " " not in (both := tokeniser.decode((previous, token))):
+            last = labels.pop()
+            letter = both.removeprefix(tokeniser.decode((previous,)))
+            labels.append(Label(last.text + letter, last.known and known, min(last.confidence, sure)))
+        else:
+            labels.append(Label(tokeniser.decode((token,)), known, sure))
+        previous = token
+    return labels
+
+
+def _mean(confidence: Sequence[float]) -> float:
+    """The geometric mean; 1 of none.
+
+    >>> round(_mean([0.5, 1.0]), 4), _mean([]), _mean([0.0, 1.0])
+    (0.7071, 1.0, 0.0)
+    """
+    if not all(confidence):
+        return 0.0
+    return math.exp(math.fsum(map(math.log, confidence)) / len(confidence)) if confidence else 1.0
