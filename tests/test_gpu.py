@@ -66,7 +66,7 @@ def poison():
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [(shape, torch.float32) for shape in SHAPES]
-    + [(shape, dtype) for shape in SHAPES[3:6] for dtype in TOLERANCE if dtype != torch.float32],
+    + [(shape, dtype) for shape in SHAPES[3:9] for dtype in TOLERANCE if dtype != torch.float32],
     ids=str,
 )
 @pytest.mark.parametrize("name", LOSSES)

@@ -92,8 +92,9 @@ def assert_wide(*kernels: str, at_least: int = 16) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
-@pytest.mark.parametrize(("merging", "tokens"), [*itertools.product([False, True], [80, 3_000, 50_001])])
-def test_fused(dtype: str, merging: bool, tokens: int) -> None:
+@pytest.mark.parametrize(("tokens", "states"), [(80, 25), (3_000, 601), (50_001, 25), (50_001, 41), (50_001, 151)])
+@pytest.mark.parametrize("merging", [False, True])
+def test_fused(dtype: str, merging: bool, tokens: int, states: int) -> None:
     long = tokens > 1024
     exact, stars = dtype == "fp64", not merging
     types = {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "loss_ptr": "*fp64" if exact else "*fp32"}
@@ -101,15 +102,15 @@ def test_fused(dtype: str, merging: bool, tokens: int) -> None:
     missing = {} if stars else {"weight_ptr": None}
     kind = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     names = ("BLOCK_V", "ALIGN", "BLOCK_S")
-    *sizes, warps = vocabulary_triton.blocks(kind, tokens, 25, unit=True, gradient=False)
+    *sizes, warps = vocabulary_triton.blocks(kind, tokens, states, unit=True, gradient=False)
     constants = {**form, **missing, **dict(zip(names, sizes, strict=True)), "KEEP_STAR": stars}
     scores = compile_kernel(fused_triton._scores, types, constants, warps)
-    *sizes, warps = vocabulary_triton.blocks(kind, tokens, 25, unit=True, gradient=True)
+    *sizes, warps = vocabulary_triton.blocks(kind, tokens, states, unit=True, gradient=True)
     constants = {**form, **missing, **dict(zip(names, sizes, strict=True)), "OUT_STRIDE_V": 1, "REDUCTION": 2}
     gradient = compile_kernel(
         fused_triton._gradient,
         types,
-        {**constants, "DENSE": not long, "BLOCK_K": vocabulary_triton.keys_at_once(25)},
+        {**constants, "DENSE": not long, "BLOCK_K": vocabulary_triton.keys_at_once(states)},
         warps,
     )
     if long:

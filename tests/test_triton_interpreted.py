@@ -84,6 +84,26 @@ def test_against_torch(T: int, V: int, U: int, blank: int, name: str, dtype: tor
 
 @inside
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", ["stc", "ctc"])
+@pytest.mark.parametrize("V", [3_001, 17_001])
+def test_long_rows_and_many_states(V: int, name: str) -> None:
+    """Of 35 and 69 states: 16-bit rows in pieces of 2,048 and of 16,384, labels compared with the states 16 and 8 at a time."""
+    generator = torch.Generator().manual_seed(V)
+    logits = (3 * torch.randn(36, 1, V, generator=generator)).to(torch.bfloat16)
+    targets = torch.randint(1, V, (1, 34), generator=generator)
+    results = []
+    for backend in ("torch", "triton"):
+        x = logits.clone().requires_grad_()
+        loss = LOSSES[name](x, targets, (36,), (34,), reduction="sum", backend=backend)
+        loss.backward()
+        results.append((loss.detach(), x.grad))
+    (expected, slope), (loss, grad) = results
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(grad, slope, rtol=0, atol=2**-8)
+
+
+@inside
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_reductions(name: str, reduction: str) -> None:

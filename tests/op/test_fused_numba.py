@@ -152,10 +152,15 @@ def test_few_large_utterances_with_one_penalty_for_all_gaps(
     """Such a penalty is a view of one number, with strides of 0."""
     logits = torch.randn(9, 3, 7, dtype=dtype, generator=torch.Generator().manual_seed(0))
     others = torch.tensor([[1, 2], [3, 4], [1, 1]]), torch.tensor([9, 8, 7]), torch.tensor([2, 2, 1])
-    here = starseq.stc_loss(logits, *others, penalty=-0.3, backend="torch")
     monkeypatch.setattr(fused_numba, "_MUCH", 0)
     torch.set_num_threads(2)
-    torch.testing.assert_close(starseq.stc_loss(logits, *others, penalty=-0.3, backend="numba"), here)
+    results = []
+    for backend in ("numba", "torch"):
+        x = logits.clone().requires_grad_()
+        loss = starseq.stc_loss(x, *others, penalty=-0.3, backend=backend)
+        loss.backward()
+        results.append((loss.detach(), x.grad))
+    torch.testing.assert_close(*results)
 
 
 def test_forms() -> None:

@@ -17,7 +17,7 @@ from starseq.lattice.elementary_triton import exp_of, log_remainder, logaddexp
 from starseq.lattice.topology import Topology
 
 _LONG = 1024  # tokens: a longer row is read in pieces
-_VERY_LONG = 16384  # tokens: the gradient of a longer row is the work of several warps
+_VERY_LONG = 16384  # tokens: the gradient of a longer row takes several warps whatever its states
 # Sizes change from batch to batch: compiling anew for those that happen to be multiples of 16 would cost seconds each time.
 _SIZES = ["stride_b", "stride_t", "enter_b", "left_out_b", "weight_b", "weight_s", "T", "V", "S", "blank"]
 
@@ -82,8 +82,9 @@ def blocks(
 ) -> tuple[int, int, int, int]:
     """How a program divides its row (BLOCK_V, ALIGN) and its states (BLOCK_S), and with how many warps.
 
-    unit: the tokens of a row lie one after the other, in all tensors alike. The sizes were the best of many on an H200
-    (docs/PERFORMANCE.md): a gradient adds up over its states again and again, which one warp does without waiting for others.
+    unit: the tokens of a row lie one after the other, in all tensors alike. Gradients add up over their states again and
+    again, which one warp does without waiting for others; their sizes are a compromise over shapes, swept on an H200
+    (docs/PERFORMANCE.md).
     ALIGN: rows of an odd length begin at odd addresses, where wide loads are not possible; a long row is therefore read from
     its first address that is a multiple of 16 bytes, ALIGN elements at a time, and its ends apart. 1 stands for: don't.
     """

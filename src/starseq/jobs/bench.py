@@ -278,7 +278,7 @@ def _steps(rows: Sequence[Measurement]) -> list[str]:
     for key in dict.fromkeys(key[:4] for key in found):
         spent, ratio, speed, memory = (found[(*key, metric)] for metric in ("time", "ratio", "speed", "memory"))
         times = f"{spent.p50:.4g} ({spent.p20:.4g} to {spent.p80:.4g})"
-        over = f"{ratio.p50:.4f} ± {_standard_error(ratio):.4f}" if ratio.p80 > ratio.p20 else f"{ratio.p50:.3f}"
+        over = f"{ratio.p50:.4g} ± {_standard_error(ratio):.2g}" if ratio.p80 > ratio.p20 else f"{ratio.p50:.3f}"
         lines.append(f"| {' | '.join(key)} | {times} | {over} | {speed.p50:.4g} | {_mebibytes(memory)} |")
     return lines
 
