@@ -78,7 +78,10 @@ def series_svg(
     from matplotlib.figure import Figure
 
     with _style():
-        figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+        below = len(series) > 4  # many names would cover the lines
+        columns = 1 if max(map(len, series)) > 50 else 2
+        height = 3.8 + 0.17 * -(-len(series) // columns) if below else 3.8
+        figure = Figure(figsize=(6.4, height), layout="constrained")
         axes = figure.add_subplot()
         for index, (name, points) in enumerate(series.items()):
             again, colour = divmod(index, len(COLOURS))
@@ -96,7 +99,10 @@ def series_svg(
             axes.set_ylim(bottom=0)
         axes.set_xlabel(x)
         axes.set_ylabel(y)
-        axes.legend(fontsize=8, frameon=False)
+        if below:
+            figure.legend(loc="outside lower left", ncols=columns, fontsize=8, frameon=False, handlelength=3)
+        else:
+            axes.legend(fontsize=8, frameon=False)
         return _svg(figure)
 
 
