@@ -150,6 +150,14 @@ def test_a_picture_of_sound_has_low_bands_down() -> None:
     assert (line[-1] == 255).all()
 
 
+def test_names_of_many_lines_stand_below_the_plot():
+    def height(lines: int) -> float:
+        series = {f"line {i}": [(0.0, 10.0 + i), (1.0, 20.0)] for i in range(lines)}
+        return float(series_svg(series, x="x", y="y").partition('height="')[2].partition("pt")[0])
+
+    assert height(1) == height(4) < height(5) < height(9)
+
+
 @pytest.mark.parametrize("more", [0, 1])
 def test_lines_that_share_a_colour_differ_in_their_dashes(more: int) -> None:
     series = {f"line {i}": [(0.0, 10.0 + i), (1.0, 20.0)] for i in range(len(COLOURS) + more)}
