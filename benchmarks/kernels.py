@@ -25,7 +25,9 @@ for frames, vocabulary, labels in ((7, 13, 3), (5, 1_203, 2), (37, 29, 70)):
             topology, tokens = op.label_graph(criterion, targets, lengths[1], penalty, "leftmost", 0)
             x = logits.detach().transpose(0, 1)
             scores = vocabulary_triton.scores(x, tokens, topology, lengths[0], normalized=True)
-            banded_triton.forward_backward(scores.stay, scores.enter, topology, lengths[0])
+            sums = banded_triton.forward_backward(scores.stay, scores.enter, topology, lengths[0])
+            each = torch.ones(3, device="cuda")
+            vocabulary_triton.gradient(each, x, tokens, topology, lengths[0], scores.norm, *sums, normalized=True)
             banded_triton.viterbi(scores.stay, scores.enter, topology, lengths[0])
 for height, width in ((3, 7), (5, 413), (64, 200)):
     for dtype in (torch.float32, torch.bfloat16):

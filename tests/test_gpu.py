@@ -212,8 +212,9 @@ def test_bad_labels_are_impossible_and_validate_names_them() -> None:
     assert starseq.stc_loss(logits, targets, *too_long, reduction="none").shape == (5,)  # never out of bounds
 
 
-def test_compile() -> None:
-    logits, *others = (x.cuda() for x in batch(63, 81, 20))
+@pytest.mark.parametrize("V", [81, 1_203])  # every token looked at; those of the graph alone
+def test_compile(V: int) -> None:
+    logits, *others = (x.cuda() for x in batch(63, V, 20))
     logits = logits.nan_to_num()
     for loss in LOSSES.values():
         compiled = torch.compile(lambda *x, loss=loss: loss(*x, reduction="none", zero_infinity=True), fullgraph=True)

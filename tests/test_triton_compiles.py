@@ -82,6 +82,17 @@ def test_vocabulary(dtype: str, stars: bool, long: bool) -> None:
         assert_wide(scores, gradient)
 
 
+@pytest.mark.parametrize(("stars", "long"), [*itertools.product([False, True], repeat=2)])
+def test_scores_that_are_no_probabilities(stars: bool, long: bool) -> None:
+    types = {"x_ptr": "*fp32", "out_ptr": "*fp32", "loss_ptr": "*fp32"}
+    common = {"STARS": stars, "LEAVES_OUT": stars, "NORMALIZED": False, "EXACT": False,
+              "BLOCK_V": 512 if long else 128, "ALIGN": 4 if long else 1, "BLOCK_S": 32}  # fmt: skip
+    form, missing = {"MERGING": not stars, "STRIDE_V": 1}, {} if stars else {"weight_ptr": None}
+    assert compile_kernel(fused_triton._scores, types, {**common, **form, **missing, "KEEP_STAR": stars}, 4)
+    gradient = {"OUT_STRIDE_V": 1, "REDUCTION": 2, "DENSE": not long, "BLOCK_K": 16}
+    assert compile_kernel(fused_triton._gradient, types, {**common, **form, **missing, **gradient}, 4)
+
+
 def assert_wide(*kernels: str, at_least: int = 16) -> None:
     """Rows of an odd length are still read and written 16 bytes at a time."""
     widths = {".v4.b32": 16, ".v2.b64": 16, ".v2.b32": 8}

@@ -13,8 +13,10 @@ from tests import brute_force
 from tests.interpreter import INSIDE, inside, outside, run_again
 
 import starseq
+from starseq import op
 from starseq.lattice import banded_torch
 from starseq.lattice.topology import Topology
+from starseq.op import separate
 
 pytest.importorskip("triton")
 LOSSES = {"stc": starseq.stc_loss, "ctc": starseq.ctc_loss, "selfless_ctc": starseq.selfless_ctc_loss}
@@ -65,6 +67,27 @@ def test_vectors(stem: str) -> None:
 @pytest.mark.parametrize(("T", "V", "U", "blank"), [(5, 9, 3, 0), (4, 301, 2, 300), (3, 1_203, 2, 7)])
 def test_against_torch(T: int, V: int, U: int, blank: int, name: str, dtype: torch.dtype) -> None:
     """Short rows, rows longer than the graph, rows in pieces from their first aligned address; NaN past the lengths."""
+    compare_with_torch(T, V, U, blank, name, dtype)
+
+
+@inside
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(("T", "V", "U", "blank"), [(4, 301, 2, 300), (3, 1_203, 2, 7)])
+def test_other_ways(T: int, V: int, U: int, blank: int, name: str, fused: bool, normalized: bool, monkeypatch) -> None:
+    """By kernels of their own for scores, lattice and gradient; and scores that are no probabilities."""
+    if fused and normalized:
+        pytest.skip("that is test_against_torch")
+    if not fused:
+        monkeypatch.setattr(op, "_way", lambda backend: separate)
+    compare_with_torch(T, V, U, blank, name, torch.float32, normalized)
+
+
+def compare_with_torch(
+    T: int, V: int, U: int, blank: int, name: str, dtype: torch.dtype, normalized: bool = True
+) -> None:
     generator = torch.Generator().manual_seed(T)
     logits = (3 * torch.randn(T, 3, V, generator=generator)).to(dtype)
     logits[T - 1 :, 1] = math.nan
@@ -75,7 +98,9 @@ def test_against_torch(T: int, V: int, U: int, blank: int, name: str, dtype: tor
     results = []
     for backend in ("torch", "triton"):
         x = logits.clone().requires_grad_()
-        losses = LOSSES[name](x, targets, *lengths, reduction="none", backend=backend, blank=blank, zero_infinity=True)
+        losses = LOSSES[name](
+            x, targets, *lengths, reduction="none", backend=backend, blank=blank, zero_infinity=True, normalized=normalized
+        )  # fmt: skip
         losses.sum().backward()
         results.append((losses.detach(), x.grad))
     torch.testing.assert_close(results[1][0], results[0][0], rtol=1e-6, atol=1e-6)

@@ -206,15 +206,18 @@ def _arcs(enter_ptr, stay_ptr, stay_row, s, exists, blank, STAYS: tl.constexpr):
 
 
 @triton.jit
-def row_scores(
-    x_ptr, base, stride_v, V, blank, enter, stay, left_out, weight, STARS: tl.constexpr, LEAVES_OUT: tl.constexpr,
-    NORMALIZED: tl.constexpr, EXACT: tl.constexpr, BLOCK_V: tl.constexpr, ALIGN: tl.constexpr, BLOCK_S: tl.constexpr,
+def row_sums(
+    x_ptr, base, stride_v, V, blank, STARS: tl.constexpr, NORMALIZED: tl.constexpr, EXACT: tl.constexpr,
+    BLOCK_V: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """Of one frame: the log-scores of entering, of staying, of the star in it (-inf without STARS), and the norm.
+    """Of one frame: the largest score of a token but blank, the log-sum of the other ones, that of both, and the norm.
 
-    The row of logits begins at `base` (in elements where stride_v = 1, else in tokens). For each of BLOCK_S states: enter, stay
-    and left_out, its tokens, of which any that is none is impossible; weight, its star's log-weight.
+    The row of logits begins at `base` (in elements where stride_v = 1, else in tokens). What is loaded before it is kept in
+    registers all along the row: whatever concerns states should come after it.
     """
+    top = tl.zeros((), tl.float64)
+    others = tl.zeros((), tl.float64)
+    star = tl.zeros((), tl.float64)
     norm = tl.zeros((), tl.float64)
     if STARS or NORMALIZED:
         top, others = _star(x_ptr, base, stride_v, V, blank, EXACT, ALIGN, BLOCK_V)
@@ -222,6 +225,19 @@ def row_scores(
     if NORMALIZED:
         norm = logaddexp(star, tl.load(x_ptr + (base + blank) * stride_v).to(tl.float64), EXACT)
         norm = tl.where(norm == float("-inf"), 0.0, norm)
+    return top, others, star, norm
+
+
+@triton.jit
+def row_scores(
+    x_ptr, base, stride_v, V, top, others, star, norm, enter, stay, left_out, weight,
+    STARS: tl.constexpr, LEAVES_OUT: tl.constexpr, EXACT: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Of one frame, from its `row_sums`: the log-scores of entering, of staying, of the star in it (-inf without STARS).
+
+    For each of BLOCK_S states: enter, stay and left_out, its tokens, of which any that is none is impossible; weight, its star's
+    log-weight.
+    """
     log_enter = _at(x_ptr, base, stride_v, enter, (enter >= 0) & (enter < V)) - norm
     log_stay = _at(x_ptr, base, stride_v, stay, (stay >= 0) & (stay < V)) - norm
     log_star = tl.full((BLOCK_S,), float("-inf"), tl.float64)
@@ -233,7 +249,7 @@ def row_scores(
             without = tl.where(value == top, others, log_remainder(star, value, EXACT)) - norm
         log_star = without + weight
         log_stay = logaddexp(log_stay, log_star, EXACT)
-    return log_enter, log_stay, log_star, norm
+    return log_enter, log_stay, log_star
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -253,6 +269,9 @@ def _scores(
         else:
             x_ptr += b * stride_b + t * stride_t
             base = row * 0
+        top, others, star, norm = row_sums(
+            x_ptr, base, stride_v, V, blank, STARS, NORMALIZED, EXACT, BLOCK_V, ALIGN
+        )  # fmt: skip
         s = tl.arange(0, BLOCK_S)
         inside = s < S
         enter, stay = _arcs(enter_ptr + b * enter_b, stay_ptr, b * S, s, inside, blank, STAYS)
@@ -262,9 +281,8 @@ def _scores(
             left_out = tl.load(left_out_ptr + b * left_out_b + s, mask=inside & not_last, other=-1)
         if STARS:
             weight = tl.load(weight_ptr + b * weight_b + s * weight_s, mask=inside, other=float("-inf")).to(tl.float64)
-        log_enter, log_stay, log_star, norm = row_scores(
-            x_ptr, base, stride_v, V, blank, enter, stay, left_out, weight, STARS, LEAVES_OUT, NORMALIZED, EXACT,
-            BLOCK_V, ALIGN, BLOCK_S,
+        log_enter, log_stay, log_star = row_scores(
+            x_ptr, base, stride_v, V, top, others, star, norm, enter, stay, left_out, weight, STARS, LEAVES_OUT, EXACT, BLOCK_S
         )  # fmt: skip
         tl.store(norm_ptr + row, norm)
         tl.store(log_enter_ptr + row * S + s, log_enter, mask=inside)
@@ -327,18 +345,55 @@ def fill_row(
 
 
 @triton.jit
+def _shares(outside, EXACT: tl.constexpr):
+    """The largest of these logarithms (0 where there is none) and exp of each less that."""
+    top = tl.max(outside, axis=0)
+    top = tl.where(top > float("-inf"), top, 0.0)
+    return top, exp_of(outside - top, EXACT)
+
+
+@triton.jit
+def fill_gradient(
+    x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, factor, norm, alpha, beta, z, s, exists, weight_ptr, weight_at,
+    weight_s, STARS: tl.constexpr, NORMALIZED: tl.constexpr, EXACT: tl.constexpr, ALIGN: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """The gradient of tokens that no arc names, over a whole row; `row_gradient` writes those of the graph anew.
+
+    alpha, beta, z, s, exists: of `surroundings`; the stars' log-weights begin at weight_at, weight_s apart. What is loaded before
+    this is kept in registers all along the row: whatever else concerns states should come after it.
+    """
+    log_k = tl.full((), float("-inf"), tl.float64)
+    if STARS:  # k * P(v) is the posterior of a token that all stars hold
+        outside, _one, _two = surroundings(alpha, beta, z, s, exists, s < 0, False)
+        weights = weight_ptr + weight_at
+        outside += tl.load(weights + s * weight_s, mask=exists, other=float("-inf")).to(tl.float64)
+        top, shares = _shares(outside, EXACT)
+        log_k = top + tl.log(tl.sum(shares.to(tl.float64), axis=0))
+    if NORMALIZED:  # d(-log z)/d logit = P(v) - posterior = P(v) * (1 - k)
+        shift = tl.maximum(log_k, 0.0) + tl.log(1.0 - tl.exp(-tl.abs(log_k)))
+        shift = tl.where(log_k == float("-inf"), 0.0, shift)
+        sign = tl.where(log_k > 0.0, -factor, factor)
+    else:
+        shift, sign = log_k, -factor
+    sign = tl.where(shift == float("-inf"), 0.0, sign)  # k = 1, or 0 of unnormalised scores: nothing is left
+    shift = tl.where(shift == float("-inf"), 0.0, shift) - norm
+    _fill(x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, shift, sign, True, EXACT, ALIGN, BLOCK_V)
+    tl.debug_barrier()  # the tokens of the graph are written anew, by other threads
+
+
+@triton.jit
 def row_gradient(
     x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, blank, factor, norm, outside, outside_one, outside_two,
     s, enter, stay, left_out, weight, keys_ptr, keys_stride, num_keys,
     STARS: tl.constexpr, SKIP: tl.constexpr, NORMALIZED: tl.constexpr, EXACT: tl.constexpr, DENSE: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The gradient of one frame: factor * d(-log_z)/d logits, written to a row at `out_base` as at `base` those are read.
 
     For each state s: outside, outside_one, outside_two, the log of what surrounds its self-loop and its arcs from one and, with
     SKIP, two states before (-inf where there is none), over z; enter, stay, left_out and weight as in `row_scores`, with nothing
     at states that do not exist. keys: the tokens that are consumed by name, blank perhaps among them; without DENSE these alone
-    are looked at one by one.
+    are written, and `fill_gradient` comes first.
     """
     # Posteriors of the arcs, each from alpha, beta and its own score.
     stayed = exp_of(outside + (_at(x_ptr, base, stride_v, stay, (stay >= 0) & (stay < V)) - norm), EXACT)
@@ -348,32 +403,16 @@ def row_gradient(
         entered += exp_of(outside_two + score, EXACT)
 
     # A star gives each token that it holds the posterior P(v) * exp(outside).
-    log_k = tl.full((), float("-inf"), tl.float64)
     if STARS:
         outside += weight
-        top = tl.max(outside, axis=0)
-        top = tl.where(top > float("-inf"), top, 0.0)
-        shares = exp_of(outside - top, EXACT)
-        log_k = top + tl.log(tl.sum(shares.to(tl.float64), axis=0))
+        top, shares = _shares(outside, EXACT)
         # Leaving out the token of the largest star may leave next to nothing of `shares`: those are added up again with
         # their own maximum. For every other token the largest star remains in the sum.
         apart = tl.sum(tl.where(s == tl.argmax(outside, axis=0), left_out, 0), axis=0)
-        remaining = tl.where(left_out == apart, float("-inf"), outside)
-        second = tl.max(remaining, axis=0)
-        second = tl.where(second > float("-inf"), second, 0.0)
-        remainder = tl.sum(exp_of(remaining - second, EXACT), axis=0)
+        second, remaining = _shares(tl.where(left_out == apart, float("-inf"), outside), EXACT)
+        remainder = tl.sum(remaining, axis=0)
 
     if not DENSE:
-        if NORMALIZED:  # d(-log z)/d logit = P(v) - posterior = P(v) * (1 - k)
-            shift = tl.maximum(log_k, 0.0) + tl.log(1.0 - tl.exp(-tl.abs(log_k)))
-            shift = tl.where(log_k == float("-inf"), 0.0, shift)
-            sign = tl.where(log_k > 0.0, -factor, factor)
-        else:
-            shift, sign = log_k, -factor
-        sign = tl.where(shift == float("-inf"), 0.0, sign)  # k = 1, or 0 of unnormalised scores: nothing is left
-        shift = tl.where(shift == float("-inf"), 0.0, shift) - norm
-        _fill(x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, shift, sign, True, EXACT, ALIGN, BLOCK_V)
-        tl.debug_barrier()  # the tokens of the graph are written anew below, by other threads
         stayed_blank = tl.sum(tl.where(stay == blank, stayed, 0.0), axis=0)
         entered_blank = tl.sum(tl.where(enter == blank, entered, 0.0), axis=0)
         of_blank = -(stayed_blank + entered_blank)
@@ -440,21 +479,29 @@ def _gradient(
         s = tl.arange(0, BLOCK_S)
         num_states = tl.minimum(tl.load(num_states_ptr + b), S)
         exists = s < num_states
+        factor = tl.load(grad_ptr + b * grad_stride).to(kind)
+        norm = tl.load(norm_ptr + row)
+        alpha = alpha_ptr + (b * (T + 1) + t) * S + s
+        beta = beta_ptr + (b * (T + 1) + t + 1) * S + s
+        if not DENSE:
+            fill_gradient(
+                x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, factor, norm, alpha, beta, z, s, exists, weight_ptr,
+                b * weight_b, weight_s, STARS, NORMALIZED, EXACT, ALIGN, BLOCK_V,
+            )  # fmt: skip
         enter, stay = _arcs(enter_ptr + b * enter_b, stay_ptr, b * S, s, exists, blank, STAYS)
         left_out = tl.full((BLOCK_S,), -1, enter.dtype)
         if LEAVES_OUT:
             left_out = tl.load(left_out_ptr + b * left_out_b + s, mask=s < num_states - 1, other=-1)
         weight = tl.zeros((BLOCK_S,), tl.float64)
         if STARS:
-            weight = tl.load(weight_ptr + b * weight_b + s * weight_s, mask=exists, other=float("-inf")).to(tl.float64)
+            weights = weight_ptr + b * weight_b + s * weight_s
+            weight = tl.load(weights, mask=exists, other=float("-inf")).to(tl.float64)
         skip = s < 0
         if SKIP:
             skip = exists & (s > 1) & (tl.load(skip_ptr + b * S + s, mask=exists, other=0) != 0)
-        alpha = alpha_ptr + (b * (T + 1) + t) * S + s
-        beta = beta_ptr + (b * (T + 1) + t + 1) * S + s
         outside, one, two = surroundings(alpha, beta, z, s, exists, skip, SKIP)
         row_gradient(
-            x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, blank, tl.load(grad_ptr + b * grad_stride).to(kind),
-            tl.load(norm_ptr + row), outside, one, two, s, enter, stay, left_out, weight, enter_ptr + b * enter_b, 1,
-            num_states, STARS, SKIP, NORMALIZED, EXACT, DENSE, BLOCK_K, BLOCK_V, ALIGN,
+            x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, blank, factor, norm, outside, one, two,
+            s, enter, stay, left_out, weight, enter_ptr + b * enter_b, 1, num_states,
+            STARS, SKIP, NORMALIZED, EXACT, DENSE, BLOCK_K,
         )  # fmt: skip

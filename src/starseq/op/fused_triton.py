@@ -20,7 +20,16 @@ import triton.language as tl
 from torch import Tensor
 
 from starseq.arguments import check_values
-from starseq.emissions.vocabulary_triton import blocks, fill_row, is_dense, keys_at_once, row_gradient, row_scores
+from starseq.emissions.vocabulary_triton import (
+    blocks,
+    fill_gradient,
+    fill_row,
+    is_dense,
+    keys_at_once,
+    row_gradient,
+    row_scores,
+    row_sums,
+)
 from starseq.lattice.banded_triton import backward_sums, forward_sums, surroundings, warps
 from starseq.lattice.elementary_triton import exp_of
 from starseq.lattice.launch_triton import Launch, launch_of
@@ -226,6 +235,9 @@ def _scores(
         else:
             x_ptr += b * stride_b + t * stride_t
             base = row * 0
+        top, others, star, norm = row_sums(
+            x_ptr, base, STRIDE_V, V, blank, STARS, NORMALIZED, EXACT, BLOCK_V, ALIGN
+        )  # fmt: skip
         s = tl.arange(0, BLOCK_S)
         inside = s < S
         num_states = _num_states(tl.load(target_lengths_ptr + b * target_lengths_b), U, MERGING)
@@ -236,9 +248,8 @@ def _scores(
             weights = weight_ptr + b * weight_b
             left_out = _left_out(labels, labels_u, weights, weight_s, s, num_states, V, blank, LEAVES_OUT)
             weight = tl.load(weights + s * weight_s, mask=s < num_states, other=float("-inf")).to(tl.float64)
-        log_enter, log_stay, log_star, norm = row_scores(
-            x_ptr, base, STRIDE_V, V, blank, enter, stay, left_out, weight, STARS, LEAVES_OUT, NORMALIZED, EXACT,
-            BLOCK_V, ALIGN, BLOCK_S,
+        log_enter, log_stay, log_star = row_scores(
+            x_ptr, base, STRIDE_V, V, top, others, star, norm, enter, stay, left_out, weight, STARS, LEAVES_OUT, EXACT, BLOCK_S
         )  # fmt: skip
         tl.store(block_ptr + row, norm)
         place = scores_ptr + row * S + s
@@ -370,6 +381,18 @@ def _gradient(
         length = tl.load(target_lengths_ptr + b * target_lengths_b)
         num_states = _num_states(length, U, MERGING)
         exists = s < num_states
+        kind: tl.constexpr = tl.float64 if EXACT else tl.float32
+        factor = tl.load(grad_ptr + b * grad_b).to(kind)
+        if REDUCTION == 2:
+            factor = factor / (tl.maximum(length, 1) * B).to(kind)
+        norm = tl.load(block_ptr + row)
+        alpha = alpha_ptr + (b * (T + 1) + t) * S + s
+        beta = beta_ptr + (b * (T + 1) + t + 1) * S + s
+        if not DENSE:
+            fill_gradient(
+                x_ptr, base, STRIDE_V, out_ptr, out_base, OUT_STRIDE_V, V, factor, norm, alpha, beta, z, s, exists, weight_ptr,
+                b * weight_b, weight_s, STARS, NORMALIZED, EXACT, ALIGN, BLOCK_V,
+            )  # fmt: skip
         labels = labels_ptr + b * labels_b
         enter, stay = _tokens(labels, labels_u, s, num_states, V, blank, MERGING)
         left_out = tl.full((BLOCK_S,), -1, tl.int32)
@@ -381,15 +404,9 @@ def _gradient(
         skip = s < 0
         if MERGING:
             skip = _skips(labels, labels_u, s, num_states)
-        kind: tl.constexpr = tl.float64 if EXACT else tl.float32
-        factor = tl.load(grad_ptr + b * grad_b).to(kind)
-        if REDUCTION == 2:
-            factor = factor / (tl.maximum(length, 1) * B).to(kind)
-        alpha = alpha_ptr + (b * (T + 1) + t) * S + s
-        beta = beta_ptr + (b * (T + 1) + t + 1) * S + s
         outside, one, two = surroundings(alpha, beta, z, s, exists, skip, MERGING)
         row_gradient(
-            x_ptr, base, STRIDE_V, out_ptr, out_base, OUT_STRIDE_V, V, blank, factor, tl.load(block_ptr + row),
-            outside, one, two, s, enter, stay, left_out, weight, labels, labels_u, tl.minimum(length, U).to(tl.int32),
-            STARS, MERGING, NORMALIZED, EXACT, DENSE, BLOCK_K, BLOCK_V, ALIGN,
+            x_ptr, base, STRIDE_V, out_ptr, out_base, OUT_STRIDE_V, V, blank, factor, norm, outside, one, two,
+            s, enter, stay, left_out, weight, labels, labels_u, tl.minimum(length, U).to(tl.int32),
+            STARS, MERGING, NORMALIZED, EXACT, DENSE, BLOCK_K,
         )  # fmt: skip
