@@ -74,6 +74,12 @@ def test_read_choose_and_write_within_bounds(dtype, like, size) -> None:
     assert (around[LANES + size :] == 7).all()
 
 
+@pytest.mark.parametrize("like", [np.float32, np.float64])
+def test_contiguous_arrays_alone(like) -> None:
+    with pytest.raises(TypeError, match="lanes are read from contiguous arrays"):
+        _sum_and_largest(np.zeros(8, like)[::2], np.empty(0, like))
+
+
 @pytest.mark.parametrize("size", SIZES[1:])
 @pytest.mark.parametrize("like", [np.float32, np.float64])
 def test_sums_and_largest(like, size) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from starseq import op
 from starseq.lattice import threads
 from starseq.op import fused_numba, separate
 from starseq.op.form import Form, form_of
+from starseq.op.known_numba import layout, scaled_of
 
 SHAPES = [{"T": 40, "B": 5, "V": 33, "U": 14}, {"T": 9, "B": 3, "V": 4, "U": 3}, {"T": 50, "B": 2, "V": 70, "U": 20}]
 
@@ -95,10 +96,17 @@ def test_scores_of_any_size(criterion: str, shift: float) -> None:
 
 
 @pytest.mark.usefixtures("_when")
+@pytest.mark.parametrize("far", [(), (1, 4)])
 @pytest.mark.parametrize("criterion", CRITERIA)
-def test_bit_for_bit_on_any_number_of_threads_and_alone(criterion: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bit_for_bit_on_any_number_of_threads_and_alone(
+    criterion: str, far: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """far: these utterances are summed with logarithms, the others without."""
     monkeypatch.setattr(threads, "_WORTH_A_THREAD", 1)
     batch = cases.random_batch(T=37, B=5, V=21, U=9)
+    for b in far:
+        batch.logits[:, b, batch.targets[b, 0]] -= 1024
+    assert watched(criterion, batch).scaled == [b not in far for b in range(5)]
     torch.set_num_threads(1)
     first = cases.run(criterion, batch, "numba", torch.float32)
     for count in (2, 3, 7):
@@ -114,12 +122,17 @@ def test_bit_for_bit_on_any_number_of_threads_and_alone(criterion: str, monkeypa
 @pytest.mark.parametrize("zero_infinity", [False, True])
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("infeasible", [False, True])
-def test_reductions(reduction: str, zero_infinity: bool, infeasible: bool) -> None:
-    logits = torch.randn(9, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("far", [False, True])
+def test_reductions(reduction: str, zero_infinity: bool, infeasible: bool, dtype: torch.dtype, far: bool) -> None:
+    """far: the first utterance has a label of e^-1024, and so is summed with logarithms."""
+    logits = torch.randn(9, 3, 5, generator=torch.Generator().manual_seed(0))
+    logits[:, 0, 4] -= 1024 * far
     targets, lengths = torch.tensor([[1, 2, 3, 4], [2, 2, 1, 1], [3, 0, 0, 0]]), (9, 3 if infeasible else 9, 9)
     results = []
     for backend in ("numba", "torch"):
-        x, penalty = logits.clone().requires_grad_(), torch.full((3,), -0.5, dtype=torch.float64, requires_grad=True)
+        x = logits.to(dtype if backend == "numba" else torch.float64, copy=True).requires_grad_()
+        penalty = torch.full((3,), -0.5, dtype=torch.float64, requires_grad=True)
         loss = starseq.stc_loss(
             x,
             targets,
@@ -132,8 +145,9 @@ def test_reductions(reduction: str, zero_infinity: bool, infeasible: bool) -> No
         )
         scale = torch.arange(1.0, 4.0, dtype=torch.float64) if reduction == "none" else torch.tensor(2.5)
         loss.backward(scale.to(loss.dtype))
-        results.append((loss.detach(), x.grad, penalty.grad))
-    torch.testing.assert_close(*results)
+        assert x.grad is not None
+        results.append((loss.detach().double(), x.grad.double(), penalty.grad))
+    torch.testing.assert_close(*results, **TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
@@ -264,18 +278,22 @@ def test_nothing_as_large_as_the_logits_is_kept_where_they_are_large(monkeypatch
     assert sum(x.numel() for x in kept) < 3 * B * (T + 1) * (U + 2)
 
 
-def scaled(criterion: str, batch: cases.Batch) -> list[bool]:
-    """Which utterances were summed without logarithms."""
-    found: list[bool] = []
-    run = threads.run
+class Watched(NamedTuple):
+    scaled: list[bool]  # which utterances were summed without logarithms
+    kernels: list[Any]  # what ran, and so was compiled
 
-    def watch(kernel: object, items: int, cost: int, *arguments: Any) -> int:
+
+def watched(criterion: str, batch: cases.Batch) -> Watched:
+    found, run = Watched([], []), threads.run
+
+    def watch(kernel: Any, items: int, cost: int, *arguments: Any) -> int:
         pieces = run(kernel, items, cost, *arguments)
+        found.kernels.append(kernel)
         if kernel is fused_numba._forward_scaled:
             frames, _, targets, _, weights, count, _, merging, _, _, _, memory, *_ = arguments[6:]
             states = (1 + merging) * targets.shape[1] + 1
-            known, _ = fused_numba._parts.py_func(memory, items, frames, states, count, merging, weights.size > 0)
-            found.extend(known.scaled.tolist())
+            ends = layout.py_func(items, frames, states, count, merging, weights.size > 0)
+            found.scaled.extend(scaled_of(memory, items, ends).tolist())
         return pieces
 
     with pytest.MonkeyPatch.context() as patch:
@@ -288,12 +306,17 @@ def scaled(criterion: str, batch: cases.Batch) -> list[bool]:
 @pytest.mark.parametrize("criterion", CRITERIA)
 def test_logarithms_only_where_they_are_needed(criterion: str) -> None:
     """Labels of e^-40 each: 20 of them are too far from a path of blanks alone, 8 are not."""
-    assert all(scaled(criterion, cases.random_batch(T=60, B=2, V=33, U=20)))
+    near = watched(criterion, cases.random_batch(T=60, B=2, V=33, U=20))
+    assert near.scaled == [True, True]
+    assert {fused_numba._forward, fused_numba._gradient}.isdisjoint(near.kernels)
     random = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 60, 33, generator=random).double()
     logits[:, :, 0] += 40
     labels = torch.randint(1, 33, (20,), generator=random).tolist()
     batch = cases.batch_of(list(logits), [labels, labels[:8]])
-    assert scaled(criterion, batch) == [False, True]
-    expected = cases.run(criterion, batch, "torch", torch.float64)
-    assert_same(cases.run(criterion, batch, "numba", torch.float32), expected, torch.float32)
+    assert watched(criterion, batch).scaled == [False, True]
+    short = cases.batch_of([logits[0, :9], logits[1, :3], logits[1, :4]], [labels[:3], labels[:4], [5, 5, 5]])
+    assert watched(criterion, short).scaled == [True] * 3  # where there is no alignment, there is nothing to sum
+    for each in (batch, short):
+        expected = cases.run(criterion, each, "torch", torch.float64)
+        assert_same(cases.run(criterion, each, "numba", torch.float32), expected, torch.float32)

@@ -16,6 +16,7 @@ import numpy as np
 from numba.core import types
 from numba.extending import overload
 
+from starseq.lattice import notice_numba  # noqa: F401  # which listens from now on
 from starseq.lattice.lanes_numba import (
     Lanes,
     largest,
@@ -43,13 +44,16 @@ def forget_stale_code(package: Path) -> None:
 
 forget_stale_code(Path(__file__).parent.parent)
 
-_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
+# Nobody calls a kernel from C: one wrapper less to compile.
+_OPTIONS: dict[str, Any] = {
+    "nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "no_cfunc_wrapper": True,
+}  # fmt: skip
 # `contract` allows fused multiply-adds and nothing else: infinities, NaN and the order of sums stay as written. Without numba's
 # run-time (`_nrt`) nothing can be allocated, but a slice costs no counting of references, which is as much as a short loop.
 jit = numba.njit(fastmath={"contract"}, _nrt=False, **_OPTIONS)
 # For what is called at every frame: an array is seven arguments, and handing over a few costs as much as a short loop. (Not for
-# all: what is inlined is compiled anew in each place.)
-jit_inline = numba.njit(fastmath={"contract"}, _nrt=False, forceinline=True, **_OPTIONS)
+# all: what is inlined is compiled anew in each place.) Such a function has no wrapper for Python either: never call it from there.
+jit_inline = numba.njit(fastmath={"contract"}, _nrt=False, forceinline=True, no_cpython_wrapper=True, **_OPTIONS)
 # For the outermost functions, which allocate scratch space.
 jit_outer = numba.njit(**_OPTIONS)
 

@@ -15,22 +15,19 @@ of all these rows, and what is one number for each row has ROWS lanes.
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.datamodel import models
-from numba.extending import intrinsic, overload, register_model
+from numba.core.typing.templates import AbstractTemplate, infer_global
+from numba.extending import intrinsic, lower_builtin, register_model
 
 LANES = 16  # float32: one register of AVX-512, two of AVX2. Compilers split what is too wide for a machine.
 ROWS = 4
 
-# Not strict: else the annotations of a template would have to be those of the function that it returns.
-_overload = functools.partial(overload, strict=False)
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _ELEMENTS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.boolean: ir.IntType(1)}
 _SUFFIX = {types.float32: "f32", types.float64: "f64", types.boolean: "i8"}
@@ -75,24 +72,23 @@ def _alike(context: Any, builder: Any, kinds: Any, values: Any) -> list[Any]:
 def _binary(operation: Any, instruction: Callable[[Any, Any, Any], Any], truth: bool = False) -> None:
     """Makes an operator work on lanes, where one side may be a number."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def apply(typing_context: Any, a: Any, b: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return instruction(builder, *_alike(context, builder, signature.args, arguments))
+    @infer_global(operation)  # type: ignore[untyped-decorator]
+    class _Template(AbstractTemplate):  # type: ignore[misc]
+        def generic(self, arguments: Any, keywords: Any) -> Any:
+            lanes = next((kind for kind in arguments if isinstance(kind, Lanes)), None)
+            if lanes is None or not all(isinstance(kind, Lanes | types.Number) for kind in arguments):
+                return None
+            return (Lanes(types.boolean, lanes.count) if truth else lanes)(*arguments)
 
-        lanes = a if isinstance(a, Lanes) else b
-        return (Lanes(types.boolean, lanes.count) if truth else lanes)(a, b), generate
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return instruction(builder, *_alike(context, builder, signature.args, arguments))
 
-    @_overload(operation)  # type: ignore[untyped-decorator]
-    def _template(a: Any, b: Any) -> Any:
-        if isinstance(a, Lanes) or isinstance(b, Lanes):
-            return lambda a, b: apply(a, b)
-        return None
+    for kinds in ((Lanes, Lanes), (Lanes, types.Number), (types.Number, Lanes)):
+        lower_builtin(operation, *kinds)(generate)
 
 
-_FUSED = (
-    "contract",
-)  # allows fused multiply-adds and nothing else: infinities, NaN and the order of sums stay as written
+# Allows fused multiply-adds and nothing else: infinities, NaN and the order of sums stay as written.
+_FUSED = ("contract",)
 _binary(operator.add, lambda builder, a, b: builder.fadd(a, b, flags=_FUSED))
 _binary(operator.sub, lambda builder, a, b: builder.fsub(a, b, flags=_FUSED))
 _binary(operator.mul, lambda builder, a, b: builder.fmul(a, b, flags=_FUSED))
@@ -103,228 +99,15 @@ _binary(operator.eq, lambda builder, a, b: builder.fcmp_ordered("==", a, b), tru
 _binary(operator.and_, lambda builder, a, b: builder.and_(a, b), truth=True)
 
 
-def width(like: Any) -> int:
-    """How many elements `load` reads."""
-    raise NotImplementedError("compiled code only")
-
-
-def load(array: Any, i: int, fill: float, like: Any) -> Any:
-    """Elements i, i+1, ... of a contiguous array; `fill` in the lanes past its end. Truths are false there."""
-    raise NotImplementedError("compiled code only")
-
-
-def load_lanes(array: Any, i: int) -> Any:
-    """The same in lanes whatever the precision, 0 past the end."""
-    raise NotImplementedError("compiled code only")
-
-
-def store(value: Any, array: Any, i: int) -> None:
-    """Writes what lies within the array."""
-    raise NotImplementedError("compiled code only")
-
-
-def load_rows(array: Any, places: Any, i: int, left: int, fill: float) -> Any:
-    """Elements i, i+1, ... of ROWS rows, which begin at these places; `fill` where fewer than LANES are left."""
-    raise NotImplementedError("compiled code only")
-
-
-def store_rows(value: Any, array: Any, places: Any, i: int, left: int) -> None:
-    """Writes what is left of each row."""
-    raise NotImplementedError("compiled code only")
-
-
-def load_each(array: Any, i: int) -> Any:
-    """Elements i, i+1, ..., one for each of ROWS rows."""
-    raise NotImplementedError("compiled code only")
-
-
-def each(numbers: Any) -> Any:
-    """One number for each of ROWS rows, from a tuple."""
-    raise NotImplementedError("compiled code only")
-
-
-def spread(x: Any) -> Any:
-    """The number of each row in all of its lanes."""
-    raise NotImplementedError("compiled code only")
-
-
-def turn(source: Any, at: int, step: int, rows: int, columns: int, out: Any, to: int, out_step: int) -> None:
-    """Turns a matrix of float64, at most LANES each way, in flat arrays: out[to + k * out_step + r] = source[at + r * step + k].
-
-    All r < LANES are written, past the last of the rows this one again; and all k < columns.
-    """
-    raise NotImplementedError("compiled code only")
-
-
-def prefetch(array: Any, i: int) -> None:
-    """Says that element i will soon be read or written; it need not exist."""
-    raise NotImplementedError("compiled code only")
-
-
-def select(truth: Any, a: Any, b: Any) -> Any:
-    """a where it is true, else b, lane by lane."""
-    raise NotImplementedError("compiled code only")
-
-
-def narrow(x: Any, like: Any) -> Any:
-    """float64 in the precision of `like`."""
-    raise NotImplementedError("compiled code only")
-
-
-def widen(x: Any) -> Any:
-    """As float64."""
-    raise NotImplementedError("compiled code only")
-
-
-def every(number: float, like: Any) -> Any:
-    """The number in every lane, in the precision of `like`."""
-    raise NotImplementedError("compiled code only")
-
-
-def alike(number: float, x: Any) -> Any:
-    """The number in as many lanes as x has, of the same type."""
-    raise NotImplementedError("compiled code only")
-
-
-def total(x: Any) -> Any:
-    """The sum of the lanes, in a fixed order; of several rows, one for each."""
-    raise NotImplementedError("compiled code only")
-
-
-def largest(x: Any) -> Any:
-    """The largest lane, or that of each row; NaN is passed over or returned, as it falls."""
-    raise NotImplementedError("compiled code only")
-
-
-def nearest(x: Any) -> Any:
-    """(n, 2^n) with n the whole number nearest to x, where 2^n is a normal number; NaN gives NaN and any number."""
-    raise NotImplementedError("compiled code only")
-
-
-def split(x: Any) -> Any:
-    """(m, n) with x = m * 2^n and m within 1/sqrt(2)..sqrt(2), for float64 lanes that are positive and not subnormal."""
-    raise NotImplementedError("compiled code only")
-
-
 def _parted(like: Any) -> bool:
     return bool(like.dtype == types.float32)
 
 
-@_overload(width)  # type: ignore[untyped-decorator]
-def _overload_width(like: Any) -> Any:
-    return (lambda like: LANES) if _parted(like) else (lambda like: 1)
-
-
-@_overload(load)  # type: ignore[untyped-decorator]
-def _overload_load(array: Any, i: Any, fill: Any, like: Any) -> Any:
-    if _parted(like):
-        return lambda array, i, fill, like: _load(array, i, fill)
-    return lambda array, i, fill, like: array[i]
-
-
-@_overload(load_lanes)  # type: ignore[untyped-decorator]
-def _overload_load_lanes(array: Any, i: Any) -> Any:
-    return lambda array, i: _load(array, i, 0.0)
-
-
-@_overload(store)  # type: ignore[untyped-decorator]
-def _overload_store(value: Any, array: Any, i: Any) -> Any:
-    if isinstance(value, Lanes):
-        return lambda value, array, i: _store(value, array, i)
-
-    def one(value: Any, array: Any, i: Any) -> None:
-        array[i] = value
-
-    return one
-
-
-@_overload(load_rows)  # type: ignore[untyped-decorator]
-def _overload_load_rows(array: Any, places: Any, i: Any, left: Any, fill: Any) -> Any:
-    return lambda array, places, i, left, fill: _load_rows(array, places, i, left, fill)
-
-
-@_overload(store_rows)  # type: ignore[untyped-decorator]
-def _overload_store_rows(value: Any, array: Any, places: Any, i: Any, left: Any) -> Any:
-    return lambda value, array, places, i, left: _store_rows(value, array, places, i, left)
-
-
-@_overload(load_each)  # type: ignore[untyped-decorator]
-def _overload_load_each(array: Any, i: Any) -> Any:
-    return lambda array, i: _load_each(array, i)
-
-
-@_overload(each)  # type: ignore[untyped-decorator]
-def _overload_each(numbers: Any) -> Any:
-    return lambda numbers: _each(numbers)
-
-
-@_overload(spread)  # type: ignore[untyped-decorator]
-def _overload_spread(x: Any) -> Any:
-    return lambda x: _spread(x)
-
-
-@_overload(turn)  # type: ignore[untyped-decorator]
-def _overload_turn(source: Any, at: Any, step: Any, rows: Any, columns: Any, out: Any, to: Any, out_step: Any) -> Any:
-    def turned(source: Any, at: Any, step: Any, rows: Any, columns: Any, out: Any, to: Any, out_step: Any) -> None:
-        _turn(source, at, step, rows, columns, out, to, out_step)
-
-    return turned
-
-
-@_overload(prefetch)  # type: ignore[untyped-decorator]
-def _overload_prefetch(array: Any, i: Any) -> Any:
-    return lambda array, i: _prefetch(array, i)
-
-
-@_overload(select)  # type: ignore[untyped-decorator]
-def _overload_select(truth: Any, a: Any, b: Any) -> Any:
-    if isinstance(truth, Lanes):
-        return lambda truth, a, b: _select(truth, a, b)
-    return lambda truth, a, b: a if truth else b
-
-
-@_overload(narrow)  # type: ignore[untyped-decorator]
-def _overload_narrow(x: Any, like: Any) -> Any:
-    if isinstance(x, Lanes):
-        return (lambda x, like: _narrow(x)) if _parted(like) else (lambda x, like: x)
-    return lambda x, like: like.dtype.type(x)
-
-
-@_overload(widen)  # type: ignore[untyped-decorator]
-def _overload_widen(x: Any) -> Any:
-    if isinstance(x, Lanes):
-        return (lambda x: x) if x.dtype == types.float64 else (lambda x: _widen(x))
-    return lambda x: np.float64(x)
-
-
-@_overload(every)  # type: ignore[untyped-decorator]
-def _overload_every(number: Any, like: Any) -> Any:
-    return (lambda number, like: _every(number)) if _parted(like) else (lambda number, like: np.float64(number))
-
-
-@_overload(alike)  # type: ignore[untyped-decorator]
-def _overload_alike(number: Any, x: Any) -> Any:
-    return lambda number, x: _fill(number, x)
-
-
-@_overload(total)  # type: ignore[untyped-decorator]
-def _overload_total(x: Any) -> Any:
-    return (lambda x: _total(x)) if isinstance(x, Lanes) else (lambda x: x)
-
-
-@_overload(largest)  # type: ignore[untyped-decorator]
-def _overload_largest(x: Any) -> Any:
-    return (lambda x: _largest(x)) if isinstance(x, Lanes) else (lambda x: x)
-
-
-@_overload(nearest)  # type: ignore[untyped-decorator]
-def _overload_nearest(x: Any) -> Any:
-    return lambda x: _nearest(x)
-
-
-@_overload(split)  # type: ignore[untyped-decorator]
-def _overload_split(x: Any) -> Any:
-    return lambda x: _split(x)
+def _place_of(context: Any, builder: Any, kind: Any, array: Any, i: Any) -> Any:
+    """Where element i of a contiguous array lies. Of others compiling fails: it would be another element."""
+    if kind.layout != "C":
+        raise TypeError(f"lanes are read from contiguous arrays and written to them, not to {kind}")
+    return cgutils.gep_inbounds(builder, context.make_array(kind)(context, builder, array).data, i)
 
 
 def _limit(builder: Any, left: Any, count: int) -> tuple[Any, Any]:
@@ -336,11 +119,8 @@ def _limit(builder: Any, left: Any, count: int) -> tuple[Any, Any]:
 
 def _address(context: Any, builder: Any, kind: Any, array: Any, i: Any, count: int) -> tuple[Any, Any, Any]:
     """Where element i lies, whether a whole vector lies there, and the mask of the lanes that do."""
-    struct = context.make_array(kind)(context, builder, array)
-    return (
-        cgutils.gep_inbounds(builder, struct.data, i),
-        *_limit(builder, builder.sub(struct.nitems, i), count),
-    )
+    left = builder.sub(context.make_array(kind)(context, builder, array).nitems, i)
+    return _place_of(context, builder, kind, array, i), *_limit(builder, left, count)
 
 
 def _bytes(dtype: Any) -> int:
@@ -392,35 +172,62 @@ def _write(builder: Any, kind: Any, vectors: Any, pointers: Any, whole: Any, mas
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _load(typing_context: Any, array: Any, i: Any, fill: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values, start, outside = arguments
-        pointer, whole, mask = _address(context, builder, array, values, start, LANES)
-        if array.dtype == types.boolean:  # a byte each in memory; past the end false
-            nothing = _constants(ir.IntType(8), [0] * LANES)
-            (found,) = _read(builder, Lanes(array.dtype), [pointer], whole, mask, nothing)
-            return builder.icmp_unsigned("!=", found, nothing)
-        other = _splat(builder, context.cast(builder, outside, signature.args[2], array.dtype))
-        return _read(builder, Lanes(array.dtype), [pointer], whole, mask, other)[0]
-
-    return Lanes(array.dtype)(array, types.intp, fill), generate
+def width(typing_context: Any, like: Any) -> Any:
+    """How many elements `load` reads."""
+    count = LANES if _parted(like) else 1
+    return types.intp(like), lambda context, builder, signature, arguments: context.get_constant(types.intp, count)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _load_each(typing_context: Any, array: Any, i: Any) -> Any:
+def load(typing_context: Any, array: Any, i: Any, fill: Any, like: Any) -> Any:
+    """Elements i, i+1, ... of a contiguous array; `fill` in the lanes past its end. Truths are false there."""
+    if _parted(like):
+        return Lanes(array.dtype)(array, types.intp, fill, like), _load
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.unpack_value(builder, array.dtype, _place_of(context, builder, array, *arguments[:2]))
+
+    return array.dtype(array, types.intp, fill, like), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def load_lanes(typing_context: Any, array: Any, i: Any) -> Any:
+    """The same in lanes whatever the precision, 0 past the end."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        zero = context.get_constant(array.dtype, 0)
+        return _load(context, builder, Lanes(array.dtype)(*signature.args, array.dtype), (*arguments, zero))
+
+    return Lanes(array.dtype)(array, types.intp), generate
+
+
+def _load(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    array, (values, start, outside) = signature.args[0], arguments[:3]
+    pointer, whole, mask = _address(context, builder, array, values, start, LANES)
+    if array.dtype == types.boolean:  # a byte each in memory; past the end false
+        nothing = _constants(ir.IntType(8), [0] * LANES)
+        (found,) = _read(builder, Lanes(array.dtype), [pointer], whole, mask, nothing)
+        return builder.icmp_unsigned("!=", found, nothing)
+    other = _splat(builder, context.cast(builder, outside, signature.args[2], array.dtype))
+    return _read(builder, Lanes(array.dtype), [pointer], whole, mask, other)[0]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def load_each(typing_context: Any, array: Any, i: Any) -> Any:
+    """Elements i, i+1, ..., one for each of ROWS rows."""
     result = Lanes(array.dtype, ROWS)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(array)(context, builder, arguments[0]).data
         vector = ir.VectorType(_ELEMENTS[array.dtype], ROWS)
-        pointer = builder.bitcast(cgutils.gep_inbounds(builder, data, arguments[1]), vector.as_pointer())
+        pointer = builder.bitcast(_place_of(context, builder, array, *arguments), vector.as_pointer())
         return builder.load(pointer, align=_bytes(array.dtype))
 
     return result(array, types.intp), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _each(typing_context: Any, numbers: Any) -> Any:
+def each(typing_context: Any, numbers: Any) -> Any:
+    """One number for each of ROWS rows, from a tuple."""
     result = Lanes(numbers.dtype, numbers.count)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -433,14 +240,23 @@ def _each(typing_context: Any, numbers: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _store(typing_context: Any, value: Any, array: Any, i: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lanes, target, start = arguments
+def store(typing_context: Any, value: Any, array: Any, i: Any) -> Any:
+    """Writes what lies within the array."""
+
+    def lanes(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector, target, start = arguments
         pointer, whole, mask = _address(context, builder, array, target, start, value.count)
-        _write(builder, value, [lanes], [pointer], whole, mask)
+        _write(builder, value, [vector], [pointer], whole, mask)
         return context.get_dummy_value()
 
-    return types.none(value, array, types.intp), generate
+    def one(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number, target, start = arguments
+        context.pack_value(builder, array.dtype, number, _place_of(context, builder, array, target, start))
+        return context.get_dummy_value()
+
+    if isinstance(value, Lanes):
+        return types.none(value, array, types.intp), lanes
+    return types.none(array.dtype, array, types.intp), one
 
 
 def _row_pointers(context: Any, builder: Any, kind: Any, array: Any, places: Any, i: Any) -> list[Any]:
@@ -450,7 +266,9 @@ def _row_pointers(context: Any, builder: Any, kind: Any, array: Any, places: Any
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _load_rows(typing_context: Any, array: Any, places: Any, i: Any, left: Any, fill: Any) -> Any:
+def load_rows(typing_context: Any, array: Any, places: Any, i: Any, left: Any, fill: Any) -> Any:
+    """Elements i, i+1, ... of ROWS rows, which begin at these places; `fill` where fewer than LANES are left."""
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values, starts, place, number, outside = arguments
         pointers = _row_pointers(context, builder, array, values, starts, place)
@@ -465,7 +283,9 @@ def _load_rows(typing_context: Any, array: Any, places: Any, i: Any, left: Any, 
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _store_rows(typing_context: Any, value: Any, array: Any, places: Any, i: Any, left: Any) -> Any:
+def store_rows(typing_context: Any, value: Any, array: Any, places: Any, i: Any, left: Any) -> Any:
+    """Writes what is left of each row."""
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         lanes, target, starts, place, number = arguments
         pointers = _row_pointers(context, builder, array, target, starts, place)
@@ -478,7 +298,9 @@ def _store_rows(typing_context: Any, value: Any, array: Any, places: Any, i: Any
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _spread(typing_context: Any, x: Any) -> Any:
+def spread(typing_context: Any, x: Any) -> Any:
+    """The number of each row in all of its lanes."""
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         own = _constants(_I32, [row for row in range(x.count) for _ in range(LANES)])
         return builder.shuffle_vector(arguments[0], arguments[0], own)
@@ -500,9 +322,13 @@ def _turned(builder: Any, rows: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _turn(
+def turn(
     typing_context: Any, source: Any, at: Any, step: Any, rows: Any, columns: Any, out: Any, to: Any, out_step: Any
 ) -> Any:
+    """Turns a matrix of float64, at most LANES each way, in flat arrays: out[to + k * out_step + r] = source[at + r * step + k].
+
+    All r < LANES are written, past the last of the rows this one again; and all k < columns.
+    """
     kind = Lanes(types.float64, _TILE)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -540,7 +366,9 @@ def _turn(
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _prefetch(typing_context: Any, array: Any, i: Any) -> Any:
+def prefetch(typing_context: Any, array: Any, i: Any) -> Any:
+    """Says that element i will soon be read or written; it need not exist."""
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values, place = arguments
         data = context.make_array(array)(context, builder, values).data
@@ -554,76 +382,112 @@ def _prefetch(typing_context: Any, array: Any, i: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _select(typing_context: Any, truth: Any, a: Any, b: Any) -> Any:
+def select(typing_context: Any, truth: Any, a: Any, b: Any) -> Any:
+    """a where it is true, else b, lane by lane."""
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.select(arguments[0], *_alike(context, builder, signature.args[1:], arguments[1:]))
 
-    return (a if isinstance(a, Lanes) else b)(truth, a, b), generate
+    def one(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.select(*arguments)
+
+    if isinstance(truth, Lanes):
+        return (a if isinstance(a, Lanes) else b)(truth, a, b), generate
+    both = typing_context.unify_types(a, b)
+    return both(types.boolean, both, both), one
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _narrow(typing_context: Any, x: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fptrunc(arguments[0], ir.VectorType(ir.FloatType(), x.count))
-
-    return Lanes(types.float32, x.count)(x), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _widen(typing_context: Any, x: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fpext(arguments[0], ir.VectorType(ir.DoubleType(), x.count))
-
-    return Lanes(types.float64, x.count)(x), generate
+def narrow(typing_context: Any, x: Any, like: Any) -> Any:
+    """float64 in the precision of `like`."""
+    result = Lanes(like.dtype, x.count) if isinstance(x, Lanes) else like.dtype
+    return result(x, like), _converted
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _every(typing_context: Any, number: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _splat(builder, context.cast(builder, arguments[0], signature.args[0], types.float32))
+def widen(typing_context: Any, x: Any) -> Any:
+    """As float64."""
+    return (Lanes(types.float64, x.count) if isinstance(x, Lanes) else types.float64)(x), _converted
 
-    return Lanes(types.float32)(number), generate
+
+def _converted(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """The first argument in another precision."""
+    before, after = signature.args[0], signature.return_type
+    if not isinstance(before, Lanes):
+        return context.cast(builder, arguments[0], before, after)
+    if before.dtype == after.dtype:
+        return arguments[0]
+    convert = builder.fpext if after.dtype == types.float64 else builder.fptrunc
+    return convert(arguments[0], ir.VectorType(_ELEMENTS[after.dtype], after.count))
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _fill(typing_context: Any, number: Any, x: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _splat(builder, context.cast(builder, arguments[0], signature.args[0], x.dtype), x.count)
+def every(typing_context: Any, number: Any, like: Any) -> Any:
+    """The number in every lane, in the precision of `like`."""
+    return (Lanes(types.float32) if _parted(like) else types.float64)(number, like), _filled
 
-    return x(number, x), generate
+
+@intrinsic  # type: ignore[untyped-decorator]
+def alike(typing_context: Any, number: Any, x: Any) -> Any:
+    """The number in as many lanes as x has, of the same type."""
+    return x(number, x), _filled
+
+
+def _filled(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """The first argument in every lane of the result."""
+    result = signature.return_type
+    dtype = result.dtype if isinstance(result, Lanes) else result
+    number = context.cast(builder, arguments[0], signature.args[0], dtype)
+    return _splat(builder, number, result.count) if isinstance(result, Lanes) else number
 
 
 def _folded(combine: Callable[[Any, Any, Any], Any]) -> Any:
-    """The lanes of each row brought down to one: their upper half onto the lower, and again."""
+    """Brings the lanes of each row down to one: their upper half onto the lower, and again. A number stays as it is."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def fold(typing_context: Any, x: Any) -> Any:
-        rows = x.count // LANES
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        (rest,), (kind,) = arguments, signature.args
+        if not isinstance(kind, Lanes):
+            return rest
+        rows, count = kind.count // LANES, LANES
+        while count > 1:
+            half = count // 2
+            lower = [row * count + i for row in range(rows) for i in range(half)]
+            upper = _constants(_I32, [i + half for i in lower])
+            lower = _constants(_I32, lower)
+            rest = combine(
+                builder, builder.shuffle_vector(rest, rest, lower), builder.shuffle_vector(rest, rest, upper)
+            )
+            count = half
+        return rest if rows > 1 else builder.extract_element(rest, ir.Constant(_I32, 0))
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            (rest,), count = arguments, LANES
-            while count > 1:
-                half = count // 2
-                lower = [row * count + i for row in range(rows) for i in range(half)]
-                upper = _constants(_I32, [i + half for i in lower])
-                lower = _constants(_I32, lower)
-                rest = combine(
-                    builder, builder.shuffle_vector(rest, rest, lower), builder.shuffle_vector(rest, rest, upper)
-                )
-                count = half
-            return rest if rows > 1 else builder.extract_element(rest, ir.Constant(_I32, 0))
-
-        return (Lanes(x.dtype, rows) if rows > 1 else x.dtype)(x), generate
-
-    return fold
+    return generate
 
 
-_total = _folded(lambda builder, a, b: builder.fadd(a, b))
-_largest = _folded(lambda builder, a, b: builder.select(builder.fcmp_ordered(">", b, a), b, a))
+_sum_lanes = _folded(lambda builder, a, b: builder.fadd(a, b))
+_largest_lane = _folded(lambda builder, a, b: builder.select(builder.fcmp_ordered(">", b, a), b, a))
+
+
+def _one_a_row(x: Any) -> Any:
+    if not isinstance(x, Lanes):
+        return x
+    return Lanes(x.dtype, x.count // LANES) if x.count > LANES else x.dtype
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _nearest(typing_context: Any, x: Any) -> Any:
+def total(typing_context: Any, x: Any) -> Any:
+    """The sum of the lanes, in a fixed order; of several rows, one for each."""
+    return _one_a_row(x)(x), _sum_lanes
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def largest(typing_context: Any, x: Any) -> Any:
+    """The largest lane, or that of each row; NaN is passed over or returned, as it falls."""
+    return _one_a_row(x)(x), _largest_lane
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def nearest(typing_context: Any, x: Any) -> Any:
+    """(n, 2^n) with n the whole number nearest to x, where 2^n is a normal number; NaN gives NaN and any number."""
     result = types.Tuple((x, x))  # type: ignore[attr-defined]
     dtype = x.dtype if isinstance(x, Lanes) else x
     whole, digits, bias = (_I32, 23, 127) if dtype == types.float32 else (_I64, 52, 1023)
@@ -647,7 +511,8 @@ def _nearest(typing_context: Any, x: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _split(typing_context: Any, x: Any) -> Any:
+def split(typing_context: Any, x: Any) -> Any:
+    """(m, n) with x = m * 2^n and m within 1/sqrt(2)..sqrt(2), for float64 lanes that are positive and not subnormal."""
     result = types.Tuple((x, x))  # type: ignore[attr-defined]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
