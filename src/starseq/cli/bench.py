@@ -15,9 +15,17 @@ def bench(
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to run.")] = "cpu",
     case: Annotated[
         list[str] | None,
-        typer.Option(help="Only this case, with --train also train-...; may be repeated.", show_default="all"),
+        typer.Option(
+            help="Only this case, with --train also one such as train-iam; may be repeated.", show_default="all"
+        ),
     ] = None,
-    train: Annotated[bool, typer.Option("--train", help="Also steps of training, of the published models.")] = False,
+    train: Annotated[
+        bool,
+        typer.Option(
+            "--train",
+            help="Also steps of training, of the published models; on CUDA also with larger batches (40 GiB).",
+        ),
+    ] = False,
     scaling: Annotated[bool, typer.Option("--scaling", help="Also how cost grows with frames and vocabulary.")] = False,
     data: Annotated[bool, typer.Option("--data", help="Also the data tools, on the corpora in --corpora.")] = False,
     corpora: Annotated[

@@ -155,15 +155,21 @@ def bench_data(corpora: Path, *, progress: Progress = lambda done, total: None) 
 
 
 def check(rows: Sequence[Measurement], targets: Path) -> list[str]:
-    """One sentence for each ratio above its target; targets.csv has the columns device, case, provider, ratio."""
+    """One sentence for each ratio above its target; targets.csv has the columns device, case, provider, ratio.
+
+    Steps of training cost about the same whatever the loss: one of them is above its target if it is so by more than twice its
+    standard error, else chance would decide.
+    """
     kind = "cuda" if any("NVIDIA" in row.device for row in rows) else "cpu"
-    ratios = {(row.case, row.provider): row.p50 for row in rows if row.metric == "ratio"}
+    ratios = {(row.case, row.provider): row for row in rows if row.metric == "ratio"}
     failures = []
     with targets.open(newline="") as file:
         for target in csv.DictReader(file):
-            found = ratios.get((target["case"], target["provider"]))
-            if target["device"] == kind and found is not None and found > float(target["ratio"]):
-                failures.append(f"{target['case']}, {target['provider']}: ratio {found:.4g} is above {target['ratio']}")
+            row = ratios.get((target["case"], target["provider"]))
+            if target["device"] != kind or row is None:
+                continue
+            if row.p50 - (2 * _standard_error(row) if _is_step(row) else 0) > float(target["ratio"]):
+                failures.append(f"{row.case}, {row.provider}: ratio {_with_error(row)} is above {target['ratio']}")
     return failures
 
 
@@ -268,6 +274,15 @@ def _standard_error(row: Measurement) -> float:
     return 1.253 * (row.p80 - row.p20) / 1.683 / math.sqrt(row.runs)
 
 
+def _with_error(ratio: Measurement) -> str:
+    """Of a step, with its error, both to the second digit of that, but no further than files keep; else to four digits."""
+    error = _standard_error(ratio)
+    if not _is_step(ratio) or error == 0:
+        return f"{ratio.p50:.4g}"
+    decimals = min(4, max(2, 1 - math.floor(math.log10(error))))
+    return f"{ratio.p50:.{decimals}f} ± {error:.{decimals}f}"
+
+
 def _steps(rows: Sequence[Measurement]) -> list[str]:
     lines = [
         "| model | B, T, V, U | type | criterion | ms a step, median (20th to 80th percentile) "
@@ -278,7 +293,7 @@ def _steps(rows: Sequence[Measurement]) -> list[str]:
     for key in dict.fromkeys(key[:4] for key in found):
         spent, ratio, speed, memory = (found[(*key, metric)] for metric in ("time", "ratio", "speed", "memory"))
         times = f"{spent.p50:.4g} ({spent.p20:.4g} to {spent.p80:.4g})"
-        over = f"{ratio.p50:.4g} ± {_standard_error(ratio):.2g}" if ratio.p80 > ratio.p20 else f"{ratio.p50:.3f}"
+        over = _with_error(ratio) if ratio.p80 > ratio.p20 else f"{ratio.p50:.3f}"
         lines.append(f"| {' | '.join(key)} | {times} | {over} | {speed.p50:.4g} | {_mebibytes(memory)} |")
     return lines
 
@@ -298,7 +313,9 @@ def _losses(rows: Sequence[Measurement]) -> list[str]:
 
 def _mebibytes(memory: Measurement) -> str:
     """Empty where it is not known: what is replayed takes no memory of its own when it runs."""
-    return "" if math.isnan(memory.p50) else f"{memory.p50:.4g}"
+    if math.isnan(memory.p50):
+        return ""
+    return f"{memory.p50:.4g}" if memory.p50 < 10_000 else f"{memory.p50:,.0f}"
 
 
 def _ratios(rows: Sequence[Measurement]) -> list[str]:

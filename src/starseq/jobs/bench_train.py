@@ -1,16 +1,17 @@
 """`starseq bench --train`: what a step of training costs with STC, with our CTC and with torch's, on the same model and data.
 
-A step is forward, loss, backward and the optimiser, on a made batch of the published size, under bfloat16 autocast on CUDA. The
-paper reports an epoch with STC at 1.20 (words) and 1.25 (IAM) of CTC's.
+A step is forward, loss, backward and the optimiser, on a made batch, under bfloat16 autocast on CUDA. The paper reports an epoch
+with STC at 1.20 (words) and 1.25 (IAM) of CTC's.
 
 The criteria take turns on one model, one step each, and rounds go through all orders, so that what disturbs one disturbs the others
 and none always comes after the same one.
 A ratio is the median over the rounds of a criterion's time over that of the faster CTC *in the same round*: a machine that is slow
 for some rounds is slow for both, whereas it could move one of two medians. The faster CTC is the one of the lower median.
 
-Where the host is slow, a step from Python costs what its thousands of launches cost, whatever the loss. So on CUDA there are also
-our steps as CUDA graphs, captured once and replayed, by the device's clock: a ratio among them is over our captured CTC. torch's
-CTC waits for the device, so it cannot be captured. The optimiser is part of the graph. For that Adam is `capturable`, in all rows.
+At the published size a fast GPU waits for Python: a step costs what its thousands of launches cost, whatever the loss. So on CUDA
+there are two more kinds. Batches several times as large keep the device busy. And our steps of the published size are also
+captured and replayed as CUDA graphs, by the device's clock: a ratio among them is over our captured CTC. torch's CTC waits for the
+device, so it cannot be captured. The optimiser is part of the graph. For that Adam is `capturable`, in all rows.
 Adagrad has no such switch and needs none: at a constant rate its step reads nothing back from the device, and depends on no
 number of the host that changes. Dropout and layer drop are drawn on the device, anew at each replay.
 """
@@ -49,6 +50,8 @@ from starseq.models.letter_to_word import LETTERS
 __all__ = ["CASES", "TrainCase", "bench_train"]
 
 STEPS = 20
+CAPTURES = 4
+"""of each step: where the memory of a capture lies decides several thousandths of its time, for as long as it lives"""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,12 @@ class TrainCase:
     U: int
     optimiser: type[torch.optim.Optimizer]
     settings: Mapping[str, object] = field(default_factory=dict)
+    busy: bool = False
+    """the batch is so large that the device, not Python, is what one waits for"""
+
+    def times(self, factor: int) -> TrainCase:
+        """The same with batches so many times as large."""
+        return replace(self, name=f"{self.name}-x{factor}", B=self.B * factor, busy=True)
 
     @property
     def shape(self) -> str:
@@ -77,15 +86,16 @@ class TrainCase:
         return ["<blank>", *map(chr, range(0x100, 0x100 + self.V - 1))]
 
 
-CASES = (
+PUBLISHED = (
     TrainCase("train-words", "transformer", 16, 1500, 80, 50_001, 40, torch.optim.Adagrad),  # 240 s of audio
     TrainCase("train-words-1536", "transformer", 16, 1500, 80, 50_001, 40, torch.optim.Adagrad, {"hidden": 1536}),
     TrainCase("train-iam", "gated_conv", 8, 600, 32, 80, 42, torch.optim.Adam),
 )
+CASES = (*PUBLISHED, *(case.times(factor) for case, factor in zip(PUBLISHED, (8, 8, 4), strict=True)))
 SMALL = (
-    replace(CASES[0], B=2, T=200, V=5001, U=5, settings={"layers": 2}),
-    replace(CASES[1], B=2, T=200, V=5001, U=5, settings={"layers": 2, "hidden": 1536}),
-    replace(CASES[2], B=2, T=80, U=10, settings={"width": 0.125, "layers": 4}),
+    replace(PUBLISHED[0], B=2, T=200, V=5001, U=5, settings={"layers": 2}),
+    replace(PUBLISHED[1], B=2, T=200, V=5001, U=5, settings={"layers": 2, "hidden": 1536}),
+    replace(PUBLISHED[2], B=2, T=80, U=10, settings={"width": 0.125, "layers": 4}),
 )
 """What two CPU cores do in seconds: it shows that all of it runs, not what it costs."""
 
@@ -96,9 +106,9 @@ def bench_train(
 ) -> list[Measurement]:  # fmt: skip
     """A step's time, its ratio to that with the faster CTC, utterances a second and peak memory, for each case and criterion.
 
-    On CUDA under bfloat16 autocast, at the published sizes, and then as CUDA graphs; on the CPU in float32, and small. `steps` of
-    each are timed at least, and more while the `seconds` of a case are not over. Where a capture fails, `note` is told why in one
-    line, and the rows of these graphs are missing.
+    On CUDA under bfloat16 autocast, at the published sizes and with larger batches, and then the published ones as CUDA graphs; on
+    the CPU in float32, and small. `steps` of each are timed at least, and more while the `seconds` of a case are not over. Where
+    memory does not suffice, or a capture fails, `note` is told so in one line, and these rows are missing.
     An unknown case raises ValueError.
     """
     if device == "cuda" and not torch.cuda.is_available():
@@ -108,33 +118,42 @@ def bench_train(
         if name not in {case.name for case in known}:
             raise ValueError(f"--case: {name!r} is none of {', '.join(case.name for case in known)}")
     todo = [case for case in known if not chosen or case.name in chosen]
-    measures: list[Callable[..., list[Measurement]]] = [_from_python]
-    if device == "cuda":
-        measures.append(functools.partial(_replayed, note=note))
+    work: list[tuple[Callable[..., list[Measurement]], TrainCase]] = [
+        (functools.partial(_from_python, note=note), case) for case in todo
+    ]
+    if device == "cuda":  # last: a broken capture may spoil what comes after it
+        work += [(functools.partial(_replayed, note=note), case) for case in todo if not case.busy]
     rows: dict[str, list[Measurement]] = {case.name: [] for case in todo}
     runs: dict[str, dict[str, Callable[[], Tensor]]] = {}
-    # All captures come last: a broken one may spoil what comes after it.
-    for done, (measure, case) in enumerate(itertools.product(measures, todo)):
-        progress(done, len(measures) * len(todo))
+    for done, (measure, case) in enumerate(work):
+        progress(done, len(work))
         if case.name not in runs:
             runs[case.name] = _steps(case, device)
         rows[case.name] += measure(case, runs[case.name], device, steps, seconds)
-    progress(len(measures) * len(todo), len(measures) * len(todo))
+        if case.busy:  # it is not captured later
+            del runs[case.name]
+    progress(len(work), len(work))
     return [row for found in rows.values() for row in found]
 
 
 def _from_python(
-    case: TrainCase, runs: Mapping[str, Callable[[], Tensor]], device: str, steps: int, seconds: float
-) -> list[Measurement]:
-    """The rows of steps that Python launches."""
-    with warnings.catch_warnings():  # once, of an optimiser that could be captured and is not: it will be
-        warnings.filterwarnings("ignore", message="This instance was constructed with capturable=True")
-        for run in runs.values():
-            run()  # compiles what is to be compiled, and makes the optimiser's state
-    memory = {name: _peak_memory(run, device) for name, run in runs.items()}
-    times = _turns(runs, functools.partial(_call_ms, device=device), steps, seconds)
-    if device == "cuda":
-        torch.cuda.empty_cache()
+    case: TrainCase, runs: Mapping[str, Callable[[], Tensor]], device: str, steps: int, seconds: float, *,
+    note: Callable[[str], None],
+) -> list[Measurement]:  # fmt: skip
+    """The rows of steps that Python launches; none of them, and a note, where they do not fit."""
+    try:
+        with warnings.catch_warnings():  # once, of an optimiser that could be captured and is not: it will be
+            warnings.filterwarnings("ignore", message="This instance was constructed with capturable=True")
+            for run in runs.values():
+                run()  # compiles what is to be compiled, and makes the optimiser's state
+        memory = {name: _peak_memory(run, device) for name, run in runs.items()}
+        times = _turns(runs, functools.partial(_call_ms, device=device), steps, seconds)
+    except torch.OutOfMemoryError:
+        note(f"{case.name}: not measured, for the device's memory does not suffice")
+        return []
+    finally:
+        if device == "cuda":
+            torch.cuda.empty_cache()
     return _rows(case, device, times, memory)
 
 
@@ -142,10 +161,26 @@ def _replayed(
     case: TrainCase, runs: Mapping[str, Callable[[], Tensor]], device: str, steps: int, seconds: float, *,
     note: Callable[[str], None],
 ) -> list[Measurement]:  # fmt: skip
-    """The rows of steps as CUDA graphs; none of them, and a note, where one cannot be captured."""
+    """The rows of steps as CUDA graphs; none of them, and a note, where one cannot be captured.
+
+    Each is captured `CAPTURES` times, or as often as it fits, which of them first in turns; all captures live to the end, so
+    that they lie apart. A ratio errs as so few captures do, however many rounds there are.
+    """
+    ours = {f"{name}, {REPLAYED}": run for name, run in runs.items() if name != BASELINE}
+    times: dict[str, list[float]] = {name: [] for name in ours}
+    captures: list[dict[str, Callable[[], object]]] = []
     try:
-        replays = {f"{name}, {REPLAYED}": _replay(run, device) for name, run in runs.items() if name != BASELINE}
-        return _rows(case, device, _turns(replays, _replay_ms, steps, seconds), {})
+        for i in range(CAPTURES):
+            order = list(ours) if i % 2 == 0 else list(ours)[::-1]
+            try:
+                captures.append({name: _replay(ours[name], device) for name in order})
+            except torch.OutOfMemoryError:
+                if not captures:
+                    raise
+                break
+            for name, spent in _turns(captures[-1], _replay_ms, -(-steps // CAPTURES), seconds / CAPTURES).items():
+                times[name] += spent
+        return _rows(case, device, times, {}, independent=len(captures))
     except RuntimeError as error:
         note(f"{case.name}: not measured as a {REPLAYED}: {_why(error)}")
         return []
@@ -225,16 +260,19 @@ def _replay_ms(replay: Callable[[], object]) -> float:
 
 
 def _rows(
-    case: TrainCase, device: str, times: Mapping[str, list[float]], memory: Mapping[str, float]
+    case: TrainCase, device: str, times: Mapping[str, list[float]], memory: Mapping[str, float], independent: int = 0
 ) -> list[Measurement]:
-    """Four rows for each run, from its times in rounds that they have in common; memory is NaN where it is not known."""
+    """Four rows for each run, from its times in rounds that they have in common; memory is NaN where it is not known.
+
+    `independent`: how many of the rounds tell something new; 0: all.
+    """
     shared = (_machine(device), torch.__version__, starseq.__version__)
     dtype = "bfloat16" if device == "cuda" else "float32"
     middles = {name: _percentiles(spent) for name, spent in times.items()}
     base = min((name for name in times if name.split(",")[0].endswith("ctc")), key=lambda name: middles[name][1])
     rows = []
     for name, (low, half, high) in middles.items():
-        what, count = (case.name, case.shape, dtype, name), len(times[name])
+        what, count = (case.name, case.shape, dtype, name), independent or len(times[name])
         ratios = _percentiles([mine / its for mine, its in zip(times[name], times[base], strict=True)])
         speeds = (case.B / high * 1e3, case.B / half * 1e3, case.B / low * 1e3)
         rows.append(Measurement(*what, "time", "ms", low, half, high, count, *shared))

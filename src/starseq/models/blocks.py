@@ -63,10 +63,11 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, by: Tensor, mask: Tensor | None) -> Tensor:
         """`by`: `angles` of the frames; `mask`: (B, 1, 1, T) bool, the frames to look at, or None for all."""
         B, T, width = x.shape
-        q, k, v = self.inward(x).view(B, T, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        q, k = rotate(q, by), rotate(k, by)
+        heads = self.inward(x).view(B, T, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        both, v = heads.split((2, 1))
+        q, k = rotate(both, by)
         p = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, is_causal=self.causal)
+        y = F.scaled_dot_product_attention(q, k, v.squeeze(0), attn_mask=mask, dropout_p=p, is_causal=self.causal)
         mixed: Tensor = self.outward(y.transpose(1, 2).reshape(B, T, width))
         return mixed
 
