@@ -42,7 +42,8 @@ def numerics(rung: str, test: str) -> str:
 
 EMIT_TORCH, EMIT_NUMBA = "emissions/vocabulary_torch.py", "emissions/vocabulary_numba.py"
 LATTICE_TORCH, LATTICE_NUMBA = "lattice/banded_torch.py", "lattice/banded_numba.py"
-FUSED_NUMBA, LINEAR_NUMBA, SCALED_NUMBA = "op/fused_numba.py", "emissions/linear_numba.py", "lattice/scaled_numba.py"
+FUSED_NUMBA, KNOWN_NUMBA = "op/fused_numba.py", "op/known_numba.py"
+LINEAR_NUMBA, SCALED_NUMBA = "emissions/linear_numba.py", "lattice/scaled_numba.py"
 TORCH, NUMBA, SINGLE = vectors("torch-float64"), vectors("numba-float64"), vectors("numba-float32")
 PENALTY = "tests/test_penalty.py"
 MIX = "tests/lm/test_mix.py"
@@ -116,15 +117,21 @@ MUTANTS = [
            "Tokens(blank, enter, None, log_penalty, left_out)",
            "Tokens(blank, enter, None, torch.cat([log_penalty[:, :-1], log_penalty[:, -1:] - torch.inf], 1), left_out)",
            TORCH),
+    # where tokens begin
+    Mutant("onsets: what lasts begins again", "lasting.py",
+           "torch.log1p(-before * (1 - torch.finfo(dtype).eps))", "0 * before", "tests/test_lasting.py -k definition"),
+    Mutant("onsets: what lasts is lost", "lasting.py", "(p * before).sum(-1) + ", "", "tests/test_lasting.py -k definition"),
+    Mutant("onsets: a model keeps its outputs", "models/__init__.py", "if onsets:", "if False:",
+           "tests/models/test_every_model.py -k begin"),
     # closed gaps, CTC's skips and ends
     Mutant("criterion: closed gaps leave a label out", "criteria/stc.py",
            "if left_out is not None and log_penalty.stride(1) != 0:", "if False:",
            "tests/test_loss_star.py -k 'closed_gaps and torch'"),
     Mutant("criterion: CTC joins repeats", "criteria/ctc.py",
            "labels[:, 1:] != labels[:, :-1]", "labels[:, 1:] != blank", vectors("torch-float64", "ctc:")),
-    Mutant("numba: CTC joins repeats", FUSED_NUMBA,
+    Mutant("numba: CTC joins repeats", KNOWN_NUMBA,
            "u > 0 and targets[b, u] != targets[b, u - 1]", "u > 0", vectors("numba-float64", "ctc:")),
-    Mutant("numba: closed gaps leave a label out", FUSED_NUMBA,
+    Mutant("numba: closed gaps leave a label out", KNOWN_NUMBA,
            "NONE if s == labels or closed else targets[b, s]", "NONE if s == labels else targets[b, s]",
            "tests/test_loss_star.py -k 'closed_gaps and numba'"),
     Mutant("criterion: CTC must end in a blank", "criteria/ctc.py",
@@ -150,13 +157,23 @@ MUTANTS = [
            'builder.icmp_signed("<=", _constants(_I32, range(count)), limit)', "tests/lattice/test_lanes.py"),
     Mutant("numba: scores that are no probabilities overflow", EMIT_NUMBA,
            "known = count if normalized else 0", "known = count", "tests/op/test_fused_numba.py -k any_size"),
-    Mutant("numba: zero_infinity zeroes nothing", FUSED_NUMBA,
+    Mutant("numba: zero_infinity zeroes nothing", KNOWN_NUMBA,
            "zero_infinity and log_z[b] == -np.inf", "zero_infinity and log_z[b] == np.inf",
            numerics("numba", "zero_infinity")),
-    Mutant("numba: the mean divides by no labels", FUSED_NUMBA,
+    Mutant("numba: the mean divides by no labels", KNOWN_NUMBA,
            "loss / max(target_lengths[b], 1)", "loss / target_lengths[b]", "tests/op/test_fused_numba.py -k reductions"),
-    Mutant("numba: a penalty of NaN is let through", FUSED_NUMBA, "if not weights[b, u] <= 0:", "if weights[b, u] > 0:",
+    Mutant("numba: a penalty of NaN is let through", KNOWN_NUMBA, "if not weights[b, u] <= 0:", "if weights[b, u] > 0:",
            "tests/test_loss_errors.py -k 'numba and nan'"),
+    Mutant("fused: the utterances that are left are forgotten", FUSED_NUMBA, "not scaled_of(memory, B, ends).all()", "False",
+           "tests/op/test_fused_numba.py -k logarithms"),
+    Mutant("fused: no room for the blanks between repeats", FUSED_NUMBA, "return labels + repeats", "return labels",
+           "tests/op/test_fused_numba.py -k logarithms"),
+    Mutant("fused: a gradient without any alignment", FUSED_NUMBA, "t if log_z[b] == -np.inf else max(", "max(t, ",
+           "tests/op/test_fused_numba.py -k logarithms"),
+    Mutant("lanes: strides are not looked at", "lattice/lanes_numba.py", 'kind.layout != "C"', "False",
+           "tests/lattice/test_lanes.py -k contiguous"),
+    Mutant("fused: both ways are compiled at once", FUSED_NUMBA, "(_gradient, not scaled.all())", "(_gradient, True)",
+           "tests/op/test_fused_numba.py -k logarithms"),
     Mutant("ahead: the loss's own gradient is left out", FUSED_NUMBA, "gradient *= factor", "gradient *= 1",
            "tests/op/test_fused_numba.py -k ahead"),
     Mutant("ahead: the losses' own gradients are left out", FUSED_NUMBA, "gradient *= grad.view(", "gradient * grad.view(",

@@ -73,7 +73,14 @@ def test_another_name_starts_its_section_anew() -> None:
     crnn = load_recipe(
         "audiomnist-strings", ["model.name=crnn", "model.hidden=32"]
     )  # `letter_to_word` of the old one is gone
-    assert crnn.model.settings == {"stride": 4, "channels": 32, "hidden": 32, "layers": 2, "dropout": 0.2}
+    assert crnn.model.settings == {
+        "stride": 4,
+        "channels": 32,
+        "hidden": 32,
+        "layers": 2,
+        "dropout": 0.2,
+        "onsets": False,
+    }
     # The optimiser's other keys are no settings of its name.
     assert load_recipe("digits", ["optim.name=sgd"]).optim.warmup_steps == load_recipe("digits").optim.warmup_steps
 

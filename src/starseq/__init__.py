@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from starseq.lasting import onsets
     from starseq.loss import CTCLoss, SelflessCTCLoss, STCLoss, ctc_loss, selfless_ctc_loss, stc_loss
     from starseq.penalty import AdaptivePenalty, InsertionPenalty
 
@@ -24,6 +25,7 @@ __all__ = [
     "SelflessCTCLoss",
     "__version__",
     "ctc_loss",
+    "onsets",
     "selfless_ctc_loss",
     "stc_loss",
 ]
@@ -32,7 +34,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'starseq' has no attribute {name!r}")
-    module = importlib.import_module("starseq.penalty" if name.endswith("Penalty") else "starseq.loss")
+    home = "penalty" if name.endswith("Penalty") else "lasting" if name == "onsets" else "loss"
+    module = importlib.import_module(f"starseq.{home}")
     globals()[name] = getattr(module, name)
     return globals()[name]
 

@@ -300,6 +300,11 @@ def test_another_setting_is_another_line(place: Place) -> None:
     assert work.current(Table.load(str(place.table)), lines) == []
 
 
+def test_several_globs_choose_what_any_of_them_matches(place):
+    assert place.run("--cell", "0/ctc/0", "--cell", "0.4/labels/*") == 0
+    assert sorted(place.names()) == ["0.4/labels/0", "0/ctc/0"]
+
+
 def test_what_decides_no_result_leaves_the_cell_as_it_is(place: Place) -> None:
     place.run("--cell", "0/ctc/0", "--free", "data.workers=2")
     assert value(place.commands("train")[0], "data.workers") == "2"
