@@ -96,13 +96,13 @@ class Runner:
         self._history = [*self.work.records()]
         self._history += [made for line in read_lines(self.results) for made in line["made"]]
 
-    def run(self, tables: Sequence[Table], extra: Sequence[str] = (), pattern: str = "*") -> bool:
+    def run(self, tables: Sequence[Table], extra: Sequence[str] = (), patterns: Sequence[str] = ()) -> bool:
         """Whether nothing failed. Ends when all that may be run is done, or the time is over."""
         self.work.settle()
         try:
             while not self._is_over():
                 lines = read_lines(self.results)
-                cells = [(table, cell) for table in tables for cell in missing(table, lines, extra, pattern)]
+                cells = [(table, cell) for table in tables for cell in missing(table, lines, extra, patterns)]
                 if self._write_finished([cell for _, cell in cells]):
                     continue  # which may tell which schedule is the best, and so which cells there are
                 for table, cell in cells:
@@ -302,10 +302,20 @@ class Runner:
         self._running.clear()
 
 
-def missing(table: Table, lines: Sequence[Record], extra: Sequence[str] = (), pattern: str = "*") -> list[Cell]:
-    """The cells that match and are not among the lines, in their order."""
+def chosen(
+    table: Table, lines: Sequence[Record], extra: Sequence[str] = (), patterns: Sequence[str] = ()
+) -> list[Cell]:
+    """The cells that match one of the patterns, or all where there is none, in their order."""
+    cells = table.cells(lines, extra)
+    return [cell for cell in cells if not patterns or any(fnmatchcase(cell.name, pattern) for pattern in patterns)]
+
+
+def missing(
+    table: Table, lines: Sequence[Record], extra: Sequence[str] = (), patterns: Sequence[str] = ()
+) -> list[Cell]:
+    """Those of them that are not among the lines."""
     there = {identity(line) for line in lines}
-    cells = [cell for cell in table.cells(lines, extra) if fnmatchcase(cell.name, pattern)]
+    cells = chosen(table, lines, extra, patterns)
     return [c for c in cells if (c.table, c.condition, c.method, c.seed, c.key) not in there]
 
 
@@ -376,7 +386,7 @@ def _list(args: argparse.Namespace) -> int:
     lines, work = read_lines(args.results), Work(args.work)
     for name in args.tables:
         table = Table.load(name)
-        cells = [cell for cell in table.cells(lines, args.set) if fnmatchcase(cell.name, args.cell)]
+        cells = chosen(table, lines, args.set, args.cell)
         there = {identity(line): line for line in lines}
         found = [there.get((c.table, c.condition, c.method, c.seed, c.key)) for c in cells]
         print(f"table {table.name}, {table.title}: {sum(line is not None for line in found)} of {len(cells)} cells")
@@ -456,16 +466,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     places.add_argument(
         "--results", type=Path, default=RESULTS, help="file of finished cells (default: docs/results/cells.jsonl)"
     )
-    chosen = argparse.ArgumentParser(add_help=False, parents=[places])
-    chosen.add_argument("tables", nargs="+", metavar="TABLE", help="number of a table, or a YAML file")
-    chosen.add_argument(
-        "--cell", default="*", metavar="GLOB", help="only CONDITION/METHOD/SEED that match, such as '0.4/stc*/0'"
-    )
-    chosen.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
-                        help="a further override of every training; such cells have lines of their own")  # fmt: skip
-    listing = verbs.add_parser("list", parents=[chosen], help="the cells, done with their numbers, and missing")
+    which = argparse.ArgumentParser(add_help=False, parents=[places])
+    which.add_argument("tables", nargs="+", metavar="TABLE", help="number of a table, or a YAML file")
+    which.add_argument("--cell", action="append", default=[], metavar="GLOB",
+                       help="only CONDITION/METHOD/SEED that match, such as '0.4/stc*/0'; may be given several times")  # fmt: skip
+    which.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
+                       help="a further override of every training; such cells have lines of their own")  # fmt: skip
+    listing = verbs.add_parser("list", parents=[which], help="the cells, done with their numbers, and missing")
     listing.set_defaults(call=_list)
-    running = verbs.add_parser("run", parents=[chosen], help="run the missing cells in the table's order")
+    running = verbs.add_parser("run", parents=[which], help="run the missing cells in the table's order")
     running.set_defaults(call=_run)
     add = running.add_argument
     add("--jobs", type=int, default=1, help="steps side by side")
