@@ -118,9 +118,12 @@ MUTANTS = [
            "Tokens(blank, enter, None, torch.cat([log_penalty[:, :-1], log_penalty[:, -1:] - torch.inf], 1), left_out)",
            TORCH),
     # where tokens begin
-    Mutant("onsets: what lasts begins again", "lasting.py",
-           "torch.log1p(-before * (1 - torch.finfo(dtype).eps))", "0 * before", "tests/test_lasting.py -k definition"),
-    Mutant("onsets: what lasts is lost", "lasting.py", "(p * before).sum(-1) + ", "", "tests/test_lasting.py -k definition"),
+    Mutant("onsets: what lasts begins again", "lasting.py", "begins = log_p + _one_later", "begins = log_p + 0 * _one_later",
+           "tests/test_lasting.py -k definition"),
+    Mutant("onsets: what lasts is lost", "lasting.py", "_one_later(log_p, time, first=-math.inf)",
+           "torch.full_like(log_p, -math.inf)", "tests/test_lasting.py -k definition"),
+    Mutant("onsets: a sure token leaves nothing", "lasting.py", ".scatter(-1, top, _log_sum(others))",
+           ".scatter(-1, top, torch.log1p(-log_p.exp().amax(-1, keepdim=True)))", "tests/test_lasting.py -k beside"),
     Mutant("onsets: a model keeps its outputs", "models/__init__.py", "if onsets:", "if False:",
            "tests/models/test_every_model.py -k begin"),
     # closed gaps, CTC's skips and ends

@@ -85,6 +85,66 @@ def test_sure_frames_have_finite_scores_and_gradients(size):
     assert logits.grad.abs().max() < 10
 
 
+@pytest.mark.parametrize("size", [1.0, 10.0, 17.0, 30.0, 80.0])
+def test_what_is_left_beside_a_sure_token_is_not_lost(size):
+    """It is sure on both frames and must begin on both: log(1 - P) is log 2 - size, and pulls at the others, however small."""
+    logits = torch.tensor([[0.0, size, 0.0]] * 2, requires_grad=True)
+    found = onsets(logits)[1, 1]
+    total = math.log(2 + math.exp(size))
+    assert found.item() == pytest.approx((size - total) + (math.log(2) - total), rel=1e-6)
+    found.backward()
+    p = math.exp(size - total)
+    torch.testing.assert_close(logits.grad[0], torch.tensor([0.5 - (1 - p) / 2, -p, 0.5 - (1 - p) / 2]))
+
+
+@pytest.mark.parametrize("size", [10.0, 17.0, 30.0])
+def test_single_precision_loses_nothing_of_a_loss_with_repeats(size):
+    """Three frames, two of them for the same label: it must begin anew where the model is sure that it lasts."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 6, generator=generator) + size * torch.nn.functional.one_hot(torch.tensor([2, 2, 2]), 6)
+    gradients = []
+    for dtype in (torch.float32, torch.float64):
+        x = logits.clone().to(dtype).requires_grad_()
+        starseq.stc_loss(onsets(x)[:, None], torch.tensor([[2, 2]]), (3,), (2,), reduction="sum").backward()
+        gradients.append(x.grad.double())
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=0)
+    assert gradients[1].abs().max() > 0.1
+
+
+def test_an_improbable_blank_is_no_more_probable():
+    logits = torch.tensor([[-200.0, 0.0, 0.0], [-200.0, 0.0, -300.0]], requires_grad=True)
+    found = onsets(logits)
+    half = math.log(0.5)
+    torch.testing.assert_close(found[:, 0], torch.tensor([-200.0 + half, half]))
+    found[0, 0].backward()
+    torch.testing.assert_close(logits.grad[0], torch.tensor([1.0, -0.5, -0.5]))
+
+
+def test_a_frame_that_no_token_fits():
+    logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    logits[1] = -math.inf
+    logits.requires_grad_()
+    found = onsets(logits)
+    assert (found[1] == -math.inf).all()
+    torch.testing.assert_close(found[2], logits[2].log_softmax(-1))  # after it all begins
+    loss = starseq.stc_loss(found[:, None], torch.tensor([[2]]), (4,), (1,))
+    assert loss == math.inf
+    loss.backward()
+    assert (logits.grad == 0).all()
+    (gradient,) = torch.autograd.grad(onsets(logits)[[0, 2, 3]].sum(), logits)
+    assert gradient.isfinite().all()
+
+
+def test_a_token_that_is_alone_cannot_begin_again():
+    logits = torch.tensor([[-math.inf, 3.0, -math.inf]] * 2, requires_grad=True)
+    found = onsets(logits)
+    torch.testing.assert_close(found.exp(), torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]))
+    loss = starseq.stc_loss(found[:, None], torch.tensor([[1]]), (2,), (1,))
+    assert loss == 0
+    loss.backward()
+    assert (logits.grad == 0).all()
+
+
 def test_a_token_without_any_probability():
     logits = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
     logits[:, 3] = -math.inf
