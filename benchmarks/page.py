@@ -75,9 +75,25 @@ def reading(spec: Mapping[str, Any]) -> str:
 
 
 def texts(results: Sequence[Results]) -> dict[str, str]:
-    """What stands between the markers of the page: `table1` and so on, and `time`."""
+    """What stands between the markers of the page: `table1` and so on, `summary` and `time`."""
     found = {f"table{r.table.name}": _text(r) for r in results}
-    return {**found, "time": _time(results)}
+    return {**found, "summary": _summary(results), "time": _time(results)}
+
+
+def _summary(results: Sequence[Results]) -> str:
+    """All corpora at one look: test errors of the methods that stand for what a user would do."""
+    rows = []
+    for r in results:
+        spec, title = dict(r.table.summary), f"{r.table.summary.get('title', '')}; {r.table.metric.upper()} %"
+        for condition in r.table.conditions if spec else ():
+            columns = ["ctc", "", "", "full"] if condition == FULL else ["ctc", "stc", "student", "read"]
+            cells = [_percent(r.errors(condition, spec.get(column))) for column in columns]
+            if condition == FULL or cells[1]:
+                rows.append([title, _condition(condition), *cells])
+                title = ""
+    student = "CTC student of labels that STC completed"
+    head = ["test error", "labels dropped", "CTC", "STC", student, "read with a language model"]
+    return _markdown(head, rows)
 
 
 def _text(results: Results) -> str:

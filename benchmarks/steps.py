@@ -23,6 +23,8 @@ FULL = "0"
 """the condition in which no label is dropped: CTC there is the supervised model"""
 BEST = "best"
 """in `runs`: the hand-set schedule with the lowest dev error of the first seed"""
+SUMMARY = ("ctc", "stc", "student", "read", "full")
+"""columns of the table of all corpora; `read` is the student with a language model, `full` CTC so where no label is dropped"""
 
 Record = dict[str, Any]
 
@@ -122,6 +124,8 @@ class Table:
     """by method and condition (`*`: any), the multiple of the supervised error to reach"""
     or_points: float | None = None
     """... or so many points above the supervised error"""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """for the table of all corpora: `title`, and which method stands in a column"""
     revision: int = 1
     """to be raised when something changed that the commands don't show, such as a recipe: then all is run anew"""
     note: str = ""
@@ -154,6 +158,13 @@ class Table:
                 missing = [name for name in block[kind] if name not in names]
                 if missing:
                     raise Mistake(f"{path}: runs: {missing[0]!r} is none of the {kind} {', '.join(names)}")
+        if not isinstance(table.summary, Mapping) or not all(isinstance(text, str) for text in table.summary.values()):
+            raise Mistake(f"{path}: summary: expected names of methods by column, got {table.summary!r}")
+        for column, method in table.summary.items():
+            if column not in ("title", *SUMMARY):
+                raise Mistake(f"{path}: summary: {column!r} is none of title, {', '.join(SUMMARY)}")
+            if column != "title" and method not in table.all_methods():
+                raise Mistake(f"{path}: summary: {method!r} is none of the methods {', '.join(table.all_methods())}")
         return table
 
     def grid(self) -> dict[str, Mapping[str, Any]]:

@@ -2,8 +2,8 @@
 
 A drawing is made by the command that stands beside it: every line of a page that reads ``starseq draw ... -o FILE``. A
 table stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` and comes from `starseq.jobs.bench.tables`, or, for
-``results``, from the runs whose own files lie in docs/results/; for ``table1`` and so on, with their plots, from the
-cells in docs/results/cells.jsonl.
+``results``, from the runs whose own files lie in docs/results/; for ``table1`` and so on, with their plots, and for
+``summary`` from the cells in docs/results/cells.jsonl.
 """
 
 from __future__ import annotations

@@ -137,7 +137,14 @@ def test_a_step_is_above_its_target_by_more_than_its_error(spread, text, tmp_pat
     rows = bench_train._rows(SMALL[2], "cpu", times, {})
     (tmp_path / "targets.csv").write_text("device,case,provider,ratio\ncpu,train-iam,starseq stc,1.0\n")
     failures = bench.check(rows, tmp_path / "targets.csv")
-    assert failures == ([] if spread > 0.1 else [f"train-iam, starseq stc: ratio {text} is above 1.0"])
+    undecided = bench.undecided(rows, tmp_path / "targets.csv")
+    if spread > 0.1:
+        assert failures == []
+        (line,) = undecided
+        assert line.startswith(f"train-iam, starseq stc: ratio {text} may be above 1 or not")
+    else:
+        assert failures == [f"train-iam, starseq stc: ratio {text} is above 1"]
+        assert undecided == []
 
 
 def test_large_memory_is_readable():
@@ -197,8 +204,11 @@ def captures(cuda, monkeypatch):
 
     def again(run):
         replay = captured(run)
-        if len(made.names) == made.fits:
-            raise torch.OutOfMemoryError
+        if len(made.names) == made.fits:  # as torch does it: once inside, and once more when the capture is closed
+            try:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            finally:
+                raise RuntimeError("capture_end failed")
         made.names.append(replay.__self__)
         if replay.__self__ == STC:
             cuda.ms[STC] = next(own)
@@ -222,7 +232,10 @@ def test_as_many_captures_as_fit(captures):
     captures.fits, notes = 5, []
     rows = bench_train.bench_train("cuda", ["train-iam"], steps=8, note=notes.append)
     (time,) = (row for row in rows if (row.provider, row.metric) == (STC, "time"))
-    assert (time.p50, time.runs, notes) == (7.5, 2, [])  # 6 and 9
+    assert (time.p50, time.runs) == (7.5, 2)  # 6 and 9
+    (note,) = notes
+    assert note.startswith("train-iam: captured 2 times, not 4: CUDA out of memory (test_bench_train.py, line ")
+    notes.clear()
     captures.names.clear()
     captures.alive.clear()
     captures.fits = 1
@@ -301,7 +314,7 @@ def test_the_first_reason_is_told():
 def test_targets_of_steps(cuda):
     cuda.ms |= {"starseq stc": 15.3, STC: 8.02}
     failures = bench.check(bench_train.bench_train("cuda", steps=1), TARGETS)
-    expected = [f"{case.name}, {name}: ratio {ratio} is above 1.0"
+    expected = [f"{case.name}, {name}: ratio {ratio} is above 1"
                 for name, ratio in (("starseq stc", "1.02"), (STC, "1.002"))
                 for case in CASES if name != STC or not case.busy]  # fmt: skip
     assert failures == expected
@@ -321,7 +334,7 @@ def test_command_checks_steps_and_says_what_is_missing(cuda, command, monkeypatc
     cuda.ms["starseq stc"] = 16.0
     outcome = command(*check, "--train", "--case", "train-iam-x4")
     assert outcome.code == 1
-    assert outcome.err == "starseq: train-iam-x4, starseq stc: ratio 1.067 is above 1.0\n"
+    assert outcome.err == "starseq: train-iam-x4, starseq stc: ratio 1.067 is above 1\n"
     assert command(*check, "--train", "--case", "iam").out.count("| train-") == 3 * 6 + 2 * 3 - 2
     assert command(*check, "--case", "train-iam").code == 0
     assert asked == [[], ["iam"], ["train-iam"]]

@@ -202,6 +202,23 @@ def test_pseudo_labels_and_what_they_are_worth(lines: Lines) -> None:
     assert ["0.3", "keep-known", "stc, stc of seed 1", "30.5", "4.25", "45.0", "2", "24.0", "24.0"] in lines.rows()
 
 
+def test_all_corpora_at_one_look(lines: Lines) -> None:
+    head = ["test error", "labels dropped", "CTC", "STC", "CTC student of labels that STC completed"]
+    assert lines.rows("summary")[2:] == []  # a table that names no methods for it
+    columns = "{title: lines, ctc: ctc, stc: stc, student: stc+pseudo, read: stc+beam, full: stc-0.3-0.7}"
+    lines.write_table(TABLE + f"summary: {columns}\n")
+    lines.add("0", "ctc", 10.0)
+    lines.add("0", "stc", 99.0)  # with all labels the base alone counts
+    lines.add("0", "stc-0.3-0.7", 9.0)
+    lines.add("0.3", "stc", 23.0)
+    lines.add("0.3", "stc", 25.0, seed=1)
+    lines.add("0.3", "stc+beam", 21.0)
+    lines.add("0.7", "ctc", 90.0)  # without STC there is nothing to show
+    rows = lines.rows("summary")
+    assert rows[0] == [*head, "read with a language model"]
+    assert rows[2:] == [["lines; CER %", "none", "10.0", "", "", "9.00"], ["", "0.3", "", "24.0 ± 1.41", "", "21.0"]]
+
+
 def test_searches_without_a_language_model_stand_together(lines: Lines) -> None:
     methods = (
         "  stc+merged: {from: stc, lm: {search: [--beam, 7, --merge-repeats]}}\n"

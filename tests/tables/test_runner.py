@@ -499,6 +499,10 @@ def test_two_runners_do_not_share_a_work_folder(place: Place, capsys: pytest.Cap
         (("methods: [best]", "methods: [beast]"), "'beast' is none of the methods ctc, stc, "),
         (("{p-drop: 0.4}", "{pdrop: 0.4}"), "one of p-drop, sample-splits, word-splits"),
         (("stc: {train:", "stc: {trian:"), "'trian' is not a key of a method"),
+        (("runs:\n", "summary: {stc: stcc}\nruns:\n"), "summary: 'stcc' is none of the methods ctc, stc, "),
+        (("runs:\n", "summary:\nruns:\n"), "summary: expected names of methods by column, got None"),
+        (("runs:\n", "summary: {stc: [stc]}\nruns:\n"), "summary: expected names of methods by column, got {"),
+        (("runs:\n", "summary: {star: stc}\nruns:\n"), "summary: 'star' is none of title, ctc, stc, "),
     ],
 )
 def test_a_mistake_in_a_table_is_one_sentence(

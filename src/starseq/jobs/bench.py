@@ -158,19 +158,35 @@ def check(rows: Sequence[Measurement], targets: Path) -> list[str]:
     """One sentence for each ratio above its target; targets.csv has the columns device, case, provider, ratio.
 
     Steps of training cost about the same whatever the loss: one of them is above its target if it is so by more than twice its
-    standard error, else chance would decide.
+    standard error, else chance would decide. See `undecided`.
     """
+    return [
+        f"{row.case}, {row.provider}: ratio {_with_error(row)} is above {target:g}"
+        for row, target in _with_targets(rows, targets)
+        if row.p50 - _doubt(row) > target
+    ]
+
+
+def undecided(rows: Sequence[Measurement], targets: Path) -> list[str]:
+    """One sentence for each ratio that is above its target by no more than chance explains."""
+    return [
+        f"{row.case}, {row.provider}: ratio {_with_error(row)} may be above {target:g} or not: more --seconds would tell"
+        for row, target in _with_targets(rows, targets)
+        if row.p50 - _doubt(row) <= target < row.p50
+    ]
+
+
+def _with_targets(rows: Sequence[Measurement], targets: Path) -> list[tuple[Measurement, float]]:
     kind = "cuda" if any("NVIDIA" in row.device for row in rows) else "cpu"
     ratios = {(row.case, row.provider): row for row in rows if row.metric == "ratio"}
-    failures = []
     with targets.open(newline="") as file:
-        for target in csv.DictReader(file):
-            row = ratios.get((target["case"], target["provider"]))
-            if target["device"] != kind or row is None:
-                continue
-            if row.p50 - (2 * _standard_error(row) if _is_step(row) else 0) > float(target["ratio"]):
-                failures.append(f"{row.case}, {row.provider}: ratio {_with_error(row)} is above {target['ratio']}")
-    return failures
+        wanted = [target for target in csv.DictReader(file) if target["device"] == kind]
+    found = [(ratios.get((target["case"], target["provider"])), float(target["ratio"])) for target in wanted]
+    return [(row, target) for row, target in found if row is not None]
+
+
+def _doubt(ratio: Measurement) -> float:
+    return 2 * _standard_error(ratio) if _is_step(ratio) else 0.0
 
 
 def save(rows: Sequence[Measurement], path: Path) -> None:

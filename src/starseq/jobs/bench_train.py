@@ -163,8 +163,8 @@ def _replayed(
 ) -> list[Measurement]:  # fmt: skip
     """The rows of steps as CUDA graphs; none of them, and a note, where one cannot be captured.
 
-    Each is captured `CAPTURES` times, or as often as it fits, which of them first in turns; all captures live to the end, so
-    that they lie apart. A ratio errs as so few captures do, however many rounds there are.
+    Each is captured `CAPTURES` times, or, with a note, as often as it fits, which of them first in turns; all captures live to
+    the end, so that they lie apart. A ratio errs as so few captures do, however many rounds there are.
     """
     ours = {f"{name}, {REPLAYED}": run for name, run in runs.items() if name != BASELINE}
     times: dict[str, list[float]] = {name: [] for name in ours}
@@ -174,9 +174,12 @@ def _replayed(
             order = list(ours) if i % 2 == 0 else list(ours)[::-1]
             try:
                 captures.append({name: _replay(ours[name], device) for name in order})
-            except torch.OutOfMemoryError:
+            except (
+                RuntimeError
+            ) as error:  # of memory, too: what breaks inside a capture is raised at its end as another one
                 if not captures:
                     raise
+                note(f"{case.name}: captured {i} times, not {CAPTURES}: {_why(error)}")
                 break
             for name, spent in _turns(captures[-1], _replay_ms, -(-steps // CAPTURES), seconds / CAPTURES).items():
                 times[name] += spent

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 from numba.core import event
 
-__all__ = ["Notice"]
+__all__ = ["NOTICE", "Notice"]
 
 _PAUSE = 10.0  # seconds without any compiling: what comes then is something else, and is told again
 
@@ -17,26 +18,26 @@ _PAUSE = 10.0  # seconds without any compiling: what comes then is something els
 class Notice(event.Listener):  # type: ignore[misc]  # numba has no types
     """Listens to numba, which tells of functions that it compiles, and not of those that it finds in its cache."""
 
-    def __init__(self) -> None:
-        self._last = -math.inf
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._last = clock, -math.inf
 
     def on_start(self, event: Any) -> None:
         if _ours(event):
-            if time.monotonic() - self._last > _PAUSE:
+            if self._clock() - self._last > _PAUSE:
                 # A warning, for those are shown where nobody has set up logging.
-                logging.getLogger("starseq").warning(
-                    "starseq: compiling for this CPU, half a minute; the result is kept"
-                )
-            self._last = time.monotonic()
+                logging.getLogger("starseq").warning("starseq: compiling for this CPU; the result is kept")
+            self._last = self._clock()
 
     def on_end(self, event: Any) -> None:
         if _ours(event):
-            self._last = time.monotonic()
+            self._last = self._clock()
 
 
 def _ours(event: Any) -> bool:
-    module: str = event.data["dispatcher"].py_func.__module__
-    return module.startswith("starseq.")
+    """Of whatever the process compiles: functions of others may have no module, and must not fail here."""
+    function = getattr(event.data.get("dispatcher"), "py_func", None)
+    return str(getattr(function, "__module__", None)).startswith("starseq.")
 
 
-event.register("numba:compile", Notice())
+NOTICE = Notice()
+event.register("numba:compile", NOTICE)
