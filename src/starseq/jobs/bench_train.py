@@ -174,9 +174,8 @@ def _replayed(
             order = list(ours) if i % 2 == 0 else list(ours)[::-1]
             try:
                 captures.append({name: _replay(ours[name], device) for name in order})
-            except (
-                RuntimeError
-            ) as error:  # of memory, too: what breaks inside a capture is raised at its end as another one
+            except RuntimeError as error:
+                # Of memory, too: what breaks inside a capture is raised once more at its end, as another error.
                 if not captures:
                     raise
                 note(f"{case.name}: captured {i} times, not {CAPTURES}: {_why(error)}")
