@@ -160,6 +160,18 @@ def test_the_rules_of_the_penalty() -> None:
         load_recipe("digits", ["penalty={name: adaptive, blank: 1}"])
 
 
+def test_a_penalty_that_tunes_itself_knows_how_labels_are_matched() -> None:
+    for matching in ("leftmost", "all"):
+        rule = load_recipe("digits", [f"criterion.matching={matching}", "penalty={name: adaptive}"]).insertion_penalty()
+        assert isinstance(rule, AdaptivePenalty)
+        assert rule.matching == matching
+    with pytest.raises(DataError, match="penalty: steps, token_quantile: these are for"):
+        load_recipe("digits", ["criterion.matching=all", "penalty={name: adaptive, steps: 9}"])
+    load_recipe("digits", ["criterion.matching=all"]).insertion_penalty()  # a schedule takes any
+    with pytest.raises(DataError, match=r"penalty\.matching is not a key"):
+        load_recipe("digits", ["penalty={name: adaptive, matching: all}"])
+
+
 def test_what_a_resumed_run_may_change() -> None:
     one = load_recipe("digits")
     free = load_recipe("digits", ["data.workers=4", "data.root=x", "trainer.log_every=1", "trainer.accelerator=cpu"])

@@ -6,6 +6,7 @@ import math
 import pickle
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from starseq import AdaptivePenalty, InsertionPenalty
+from starseq import AdaptivePenalty, InsertionPenalty, stc_loss
 from starseq.penalty import find_read
 
 
@@ -332,6 +333,60 @@ def test_a_model_that_reads_nothing_gets_all_the_freedom(quantile: float | None)
     assert penalty().exp().item() == pytest.approx(penalty.p_max)
 
 
+# --- the adaptive rule for all embeddings -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.25, 0.5, 0.75])
+def test_above_a_bound_all_embeddings_favour_a_model_that_shows_every_token_twice(missing: float) -> None:
+    """What the rule is built on: 2^(d - 1)."""
+    text = torch.arange(1, 41)
+    labels = text[: 40 - int(40 * missing)][None]
+    lengths = torch.tensor([labels.shape[1]])
+
+    def loss(repeats: int, p: float) -> float:
+        logits = one_hot([text.repeat_interleave(repeats).tolist()], 41, sure=60.0)
+        frames = torch.tensor([logits.shape[1]])
+        return stc_loss(logits, labels, frames, lengths, penalty=math.log(p), matching="all", batch_first=True).item()
+
+    bound = 2 ** (missing - 1)
+    assert loss(1, 0.97 * bound) < loss(2, 0.97 * bound)
+    assert loss(1, 1.03 * bound) > loss(2, 1.03 * bound)
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.3, 0.5, 0.7, 0.9])
+def test_for_all_embeddings_it_goes_between_the_missing_share_and_the_bound(missing: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for p0, repeats in ((None, 1), (0.05, 1), (0.95, 2)):
+        penalty = AdaptivePenalty(p0=p0, rate=0.1, window=20, matching="all")
+        if p0 is None:
+            assert penalty().exp().item() == pytest.approx(0.5)
+        for _ in range(100):
+            text = torch.randint(1, 30, (200,), generator=generator)
+            labels = text[torch.rand(200, generator=generator) >= missing]
+            frames = torch.stack((*[text] * repeats, torch.zeros_like(text)), dim=1).reshape(-1)
+            lengths = torch.tensor([len(frames)]), torch.tensor([len(labels)])
+            penalty.observe(one_hot([frames.tolist()], 30), labels[None], *lengths, batch_first=True)
+            penalty.advance()
+        share = max(missing, penalty.p_min)
+        assert penalty().exp().item() == pytest.approx(share ** (1 / 3) * 2 ** ((share - 1) * 2 / 3), abs=0.02)
+        assert penalty().exp().item() < 2 ** (share - 1)
+
+
+@pytest.mark.parametrize(("read", "p"), [(0, 0.5), (2, None)])
+def test_for_all_embeddings_it_goes_there_as_labels_are_read(read: int, p: float | None) -> None:
+    """Of four labels so many are read, and nothing else."""
+    penalty = AdaptivePenalty(rate=0.5, window=1, matching="all")
+    readings = [[1, 2][:read] + [0] * (6 - read)]
+    for _ in range(40):
+        batch = one_hot(readings, 5), torch.tensor([[1, 2, 3, 4]]), torch.tensor([6]), torch.tensor([4])
+        penalty.observe(*batch, batch_first=True)
+        penalty.advance()
+    if p is None:  # r = 1/2, N = 2: as far as one can tell, there are four tokens that are read and as many that are not
+        between = 0.5 ** (1 / 3) * 2 ** (-0.5 * 2 / 3)
+        p = torch.sigmoid(torch.logit(torch.tensor(between)) / 4).item()
+    assert penalty().exp().item() == pytest.approx(p, rel=1e-5)
+
+
 def test_it_moves_once_a_step_by_the_batches_of_the_step_together() -> None:
     apart, together = AdaptivePenalty(window=2), AdaptivePenalty(window=2)
     readings, labels = [[1, 0, 2], [3, 0, 0], [2, 2, 1]], torch.tensor([[1], [3], [2]])
@@ -385,9 +440,14 @@ def test_nan_is_not_read() -> None:
         ({"window": math.inf}, "window: inf is not a number of steps"),
         ({"window": 0.5}, "window: 0.5 is not a number of steps"),
         ({"token_quantile": 1.0}, "token_quantile: 1.0 is not a probability in (0, 1)"),
+        ({"matching": "any"}, "matching: 'any' is none of leftmost, all"),
+        (
+            {"matching": "all", "steps": 9},
+            'steps, token_quantile: these are for matching="leftmost"; "all" has a rule of its own',
+        ),
     ],
 )
-def test_bad_arguments_of_the_adaptive_rule(arguments: dict[str, float], message: str) -> None:
+def test_bad_arguments_of_the_adaptive_rule(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011, the whole message is compared
         AdaptivePenalty(**arguments)
     assert str(error.value) == message

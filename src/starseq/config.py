@@ -241,7 +241,10 @@ class Recipe:
         return model
 
     def insertion_penalty(self) -> nn.Module:
-        rule: nn.Module = _build("penalty", "penalty", self.penalty)
+        """The rule for p; one that tunes itself knows how labels are matched."""
+        known = {"matching": self.criterion.settings["matching"]} if "matching" in self.criterion.settings else {}
+        adaptive = self.penalty.name == "adaptive"
+        rule: nn.Module = _build("penalty", "penalty", self.penalty, **(known if adaptive else {}))
         return rule
 
     def augmentation(self) -> Callable[..., Tensor] | None:
@@ -312,12 +315,12 @@ def _kind(kind: str) -> _Kind:
         "reader": {"audio": _audio, "features": _features, "line": LineReader},
         "augment": {"spec_augment": SpecAugment, "random_projective": RandomProjective},
     }
-    return _Kind(lambda: sorted(tables[kind]), tables[kind].__getitem__, ("blank",) if kind == "penalty" else ())
+    return _Kind(lambda: sorted(tables[kind]), tables[kind].__getitem__, ("blank", "matching") if kind == "penalty" else ())
 
 
-def _build(path: str, kind: str, component: Component) -> Any:
+def _build(path: str, kind: str, component: Component, **known: Any) -> Any:
     try:
-        return _kind(kind).load(component.name)(**component.settings)
+        return _kind(kind).load(component.name)(**component.settings, **known)
     except ValueError as error:
         raise DataError(f"{path}: {error}") from None
 

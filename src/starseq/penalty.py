@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from starseq.arguments import Lengths, backend_for, batch_of, lengths_of, padded_targets
+from starseq.arguments import MATCHINGS, Lengths, backend_for, batch_of, lengths_of, one_of, padded_targets
 from starseq.op.separate import best_path
 from starseq.op.setting import Setting
 
@@ -92,6 +92,14 @@ class AdaptivePenalty(nn.Module):
     a rare one says nothing.) With `steps` alone s is d; with `token_quantile` alone p = d^(1 - g) * sqrt(e)^g; with neither p is d.
     With nothing missing p ends at `p_min`, or at the root of it.
 
+    For `matching="all"` there is a bound on p, and a rule of its own. A model that shows every token twice doubles the embeddings
+    at each of the U labels and pays p for each of the N tokens, so above 2^(-U / N) = 2^(d - 1) it learns to do that. This lies
+    above d, which is what p means there; and below d tokens are unlearned. So p goes between the two, nearer to the bound, as labels are read:
+
+        log-odds of p = r^2 * log-odds of d^(1/3) * 2^((d - 1) * 2/3),    d = 1 - r U / max(N, U)
+
+    from 1/2, which is under the bound whatever is missing. It needs neither `steps` nor `token_quantile`, and takes none.
+
     Something is read at a frame where the best token comes to more than `threshold` against the blank, right or wrong, and the
     same token in neighbouring frames is read once. So p itself hardly moves what is counted: where it is too low a model puts
     blanks beside true tokens, where it is too high it repeats them. (The expected insertions of the loss do not tell: for every p
@@ -111,8 +119,10 @@ class AdaptivePenalty(nn.Module):
         >>> round(penalty().exp().item(), 4)      # half of the tokens are missing
         0.5
 
-    Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate or steps that are not positive and a
-    window under 1.
+    `p0` is 0.9 by default, and 0.5 for `matching="all"`.
+
+    Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate or steps that are not positive, a window
+    under 1, and for `matching="all"` with `steps` or `token_quantile`.
     """
 
     log_odds: Tensor
@@ -125,7 +135,7 @@ class AdaptivePenalty(nn.Module):
 
     def __init__(
         self,
-        p0: float = 0.9,
+        p0: float | None = None,
         p_min: float = 0.02,
         p_max: float = 0.95,
         rate: float = 0.01,
@@ -133,9 +143,15 @@ class AdaptivePenalty(nn.Module):
         threshold: float = 0.3,
         steps: float | None = None,
         token_quantile: float | None = None,
+        matching: str = "leftmost",
         blank: int = 0,
     ) -> None:
         super().__init__()
+        one_of("matching", matching, MATCHINGS)
+        if matching == "all" and (steps, token_quantile) != (None, None):
+            raise ValueError('steps, token_quantile: these are for matching="leftmost"; "all" has a rule of its own')
+        if p0 is None:
+            p0 = 0.9 if matching == "leftmost" else 0.5
         shares = {"p0": p0, "p_min": p_min, "p_max": p_max, "threshold": threshold, "token_quantile": token_quantile}
         for name, value in shares.items():
             if value is not None and not 0 < value < 1:
@@ -148,7 +164,8 @@ class AdaptivePenalty(nn.Module):
         if not (window >= 1 and math.isfinite(window)):
             raise ValueError(f"window: {window} is not a number of steps")
         self.p0, self.p_min, self.p_max, self.rate, self.window = p0, p_min, p_max, rate, window
-        self.threshold, self.steps, self.token_quantile, self.blank = threshold, steps, token_quantile, blank
+        self.threshold, self.steps, self.token_quantile = threshold, steps, token_quantile
+        self.matching, self.blank = matching, blank
         size = 3 if token_quantile is None else 4 + 2 * _TOKENS
         self.register_buffer("log_odds", torch.tensor(_log_odds(p0), dtype=torch.float64))
         self.register_buffer("counts", torch.zeros(size, dtype=torch.float64))
@@ -176,7 +193,7 @@ class AdaptivePenalty(nn.Module):
         targets = padded_targets(targets, labels, logits.dim() == 3, None, x.device)
         token, begins = find_read(x, frames, threshold=self.threshold, blank=self.blank)
         log_penalty = self().to(x.device).expand(len(x), targets.shape[1] + 1)
-        setting = Setting("stc", "leftmost", self.blank, True, backend_for("auto", x.device))
+        setting = Setting("stc", self.matching, self.blank, True, backend_for("auto", x.device))
         path = best_path((x, targets, frames, labels, log_penalty), setting)
         at_label = path > nn.functional.pad(path[:, :-1], (1, 0))
         counts = ((at_label & (token != self.blank)).sum(), begins.sum(), at_label.sum())
@@ -196,6 +213,22 @@ class AdaptivePenalty(nn.Module):
             torch.distributed.all_reduce(self.upcoming)
         self.counts.mul_(1 - 1 / self.window).add_(self.upcoming)
         self.upcoming.zero_()
+        p = self._of_all() if self.matching == "all" else self._of_leftmost()
+        towards = torch.logit(p) - self.log_odds
+        self.log_odds += towards.clamp(-self.rate, self.rate)
+        self.step += 1
+
+    def _of_all(self) -> Tensor:
+        """Where p should be, for all embeddings."""
+        found, read, known = self.counts[:3]
+        reading = found / known.clamp(min=1)
+        missing = (1 - found / torch.maximum(read, known).clamp(min=1)).clamp(self.p_min, self.p_max)
+        between = missing ** (1 / 3) * torch.exp2((missing - 1) * (2 / 3))
+        p: Tensor = torch.sigmoid(reading**2 * torch.logit(between))
+        return p.clamp(self.p_min, self.p_max)
+
+    def _of_leftmost(self) -> Tensor:
+        """Where p should be, for the leftmost embedding."""
         found, read, known = self.counts[:3]
         reading = found / known.clamp(min=1)
         kept = reading * (found / torch.maximum(read, known).clamp(min=1))
@@ -206,14 +239,11 @@ class AdaptivePenalty(nn.Module):
             lacking = (1 - torch.maximum(of_tokens, 1 - 2 * (1 - kept))).clamp(self.p_min, self.p_max)
             right = (self.counts[3] / known.clamp(min=1)) ** 2
         if self.steps is None:
-            p = missing ** (1 - right) * lacking ** (right / 2)
+            p: Tensor = missing ** (1 - right) * lacking ** (right / 2)
         else:
             done = (self.step / self.steps).clamp(max=1.0)
             p = (missing ** (1 - right) * lacking**right) ** (1 - done / 2)
-        p = p.clamp(max=self.p_max)
-        towards = torch.logit(p) - self.log_odds
-        self.log_odds += towards.clamp(-self.rate, self.rate)
-        self.step += 1
+        return p.clamp(max=self.p_max)
 
     def _kept(self, usual: Tensor, quantile: float) -> Tensor:
         """The share of a token that has a label, such that `quantile` of all that is read has as much or more."""
@@ -236,7 +266,8 @@ class AdaptivePenalty(nn.Module):
 
     def extra_repr(self) -> str:
         names = ("p0", "p_min", "p_max", "rate", "window", "threshold", "steps", "token_quantile")
-        return ", ".join(f"{name}={value:g}" for name in names if (value := getattr(self, name)) is not None)
+        numbers = [f"{name}={value:g}" for name in names if (value := getattr(self, name)) is not None]
+        return ", ".join([*numbers, f"matching={self.matching!r}"])
 
 
 def find_read(
