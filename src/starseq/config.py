@@ -315,7 +315,9 @@ def _kind(kind: str) -> _Kind:
         "reader": {"audio": _audio, "features": _features, "line": LineReader},
         "augment": {"spec_augment": SpecAugment, "random_projective": RandomProjective},
     }
-    return _Kind(lambda: sorted(tables[kind]), tables[kind].__getitem__, ("blank", "matching") if kind == "penalty" else ())
+    return _Kind(
+        lambda: sorted(tables[kind]), tables[kind].__getitem__, ("blank", "matching") if kind == "penalty" else ()
+    )
 
 
 def _build(path: str, kind: str, component: Component, **known: Any) -> Any:

@@ -94,9 +94,9 @@ class AdaptivePenalty(nn.Module):
 
     For `matching="all"` there is a bound on p, and a rule of its own. A model that shows every token twice doubles the embeddings
     at each of the U labels and pays p for each of the N tokens, so above 2^(-U / N) = 2^(d - 1) it learns to do that. This lies
-    above d, which is what p means there; and below d tokens are unlearned. So p goes between the two, nearer to the bound, as labels are read:
+    above d, which is what p means there; and below d tokens are unlearned. So p goes to the middle of the two as labels are read:
 
-        log-odds of p = r^2 * log-odds of d^(1/3) * 2^((d - 1) * 2/3),    d = 1 - r U / max(N, U)
+        log-odds of p = r^2 * log-odds of sqrt(d * 2^(d - 1)),    d = 1 - r U / max(N, U)
 
     from 1/2, which is under the bound whatever is missing. It needs neither `steps` nor `token_quantile`, and takes none.
 
@@ -223,8 +223,8 @@ class AdaptivePenalty(nn.Module):
         found, read, known = self.counts[:3]
         reading = found / known.clamp(min=1)
         missing = (1 - found / torch.maximum(read, known).clamp(min=1)).clamp(self.p_min, self.p_max)
-        between = missing ** (1 / 3) * torch.exp2((missing - 1) * (2 / 3))
-        p: Tensor = torch.sigmoid(reading**2 * torch.logit(between))
+        middle = torch.sqrt(missing * torch.exp2(missing - 1))
+        p: Tensor = torch.sigmoid(reading**2 * torch.logit(middle))
         return p.clamp(self.p_min, self.p_max)
 
     def _of_leftmost(self) -> Tensor:
