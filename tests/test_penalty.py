@@ -373,19 +373,52 @@ def test_for_all_embeddings_it_goes_to_the_middle_of_the_missing_share_and_the_b
 
 
 @pytest.mark.parametrize(("read", "p"), [(0, 0.5), (2, None)])
-def test_for_all_embeddings_it_goes_there_as_labels_are_read(read: int, p: float | None) -> None:
-    """Of four labels so many are read, and nothing else."""
+def test_for_all_embeddings_it_goes_there_as_labels_are_read_right(read: int, p: float | None) -> None:
+    """Of four labels so many are read as they are, the others wrong."""
     penalty = AdaptivePenalty(rate=0.5, window=1, matching="all")
-    readings = [[1, 2][:read] + [0] * (6 - read)]
+    readings = [[1, 2][:read] + [5] * (4 - read)]
     for _ in range(40):
-        batch = one_hot(readings, 5), torch.tensor([[1, 2, 3, 4]]), torch.tensor([6]), torch.tensor([4])
+        batch = one_hot(readings, 6), torch.tensor([[1, 2, 3, 4]]), torch.tensor([4]), torch.tensor([4])
         penalty.observe(*batch, batch_first=True)
         penalty.advance()
-    if (
-        p is None
-    ):  # r = 1/2, N = 2: as far as one can tell, there are four tokens that are read and as many that are not
-        p = torch.sigmoid(torch.logit(torch.tensor(0.5 * 2**-0.5).sqrt()) / 4).item()
+    if p is None:  # a = 1/2, and nothing is missing
+        p = torch.sigmoid(torch.logit(torch.tensor(0.02 * 2**-0.98).sqrt()) / 4).item()
     assert penalty().exp().item() == pytest.approx(p, rel=1e-5)
+
+
+def test_for_all_embeddings_it_counts_what_comes_after_the_same() -> None:
+    """Read 1 1 | 2 2 . 2 | 3 1, where the second 1 lasts and a blank parts the 2s; 5 at the end is behind the length."""
+    penalty = AdaptivePenalty(matching="all")
+    readings = one_hot([[1, 1, 2, 2, 0, 2, 3, 1, 5, 0, 5], [4, 0, 4, 0, 4, 0, 0, 0, 0, 0, 0]], 6)
+    targets = torch.tensor(
+        [[2, 2, 1, 1], [4, 1, 1, 1]]
+    )  # the last label of the first is padding, and three of the second
+    penalty.observe(readings, targets, torch.tensor([8, 6]), torch.tensor([3, 1]), batch_first=True)
+    assert penalty.upcoming.tolist() == [4, 8, 4, 4, 3, 1]
+    none = AdaptivePenalty(matching="all")
+    none.observe(
+        one_hot([[1]], 3), torch.zeros(1, 0, dtype=torch.int64), torch.tensor([1]), torch.tensor([0]), batch_first=True
+    )
+    assert none.upcoming.tolist() == [0, 1, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.3, 0.7])
+def test_for_all_embeddings_doubled_tokens_are_not_missing_labels(missing: float) -> None:
+    """Else a model that shows tokens twice, with a blank between, would raise p above the bound and be right to go on."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for times in (1, 2):
+        penalty = AdaptivePenalty(rate=0.1, window=50, matching="all")
+        for _ in range(200):
+            text = torch.randint(1, 11, (100,), generator=generator)  # ten tokens: each tenth follows itself
+            labels = text[torch.rand(100, generator=generator) >= missing]
+            frames = torch.stack((text, torch.zeros_like(text)), dim=1).repeat(1, times).reshape(-1)
+            lengths = torch.tensor([len(frames)]), torch.tensor([len(labels)])
+            penalty.observe(one_hot([frames.tolist()], 11), labels[None], *lengths, batch_first=True)
+            penalty.advance()
+        found.append(penalty().exp().item())
+    assert found[1] == pytest.approx(found[0], abs=0.04)
+    assert max(found) < 2 ** (max(missing, penalty.p_min) - 1)
 
 
 def test_it_moves_once_a_step_by_the_batches_of_the_step_together() -> None:
