@@ -94,9 +94,9 @@ class AdaptivePenalty(nn.Module):
 
     For `matching="all"` there is a bound on p, and a rule of its own. A model that shows every token twice doubles the embeddings
     at each of the U labels and pays p for each of the N tokens, so above 2^(-U / N) = 2^(d - 1) it learns to do that. This lies
-    above d, which is what p means there; and below d tokens are unlearned. So p goes to the middle of the two, with a as above:
+    above d, which is what p means there; and below d tokens are unlearned. So p goes to the middle of the two as labels are read:
 
-        log-odds of p = a^2 * log-odds of sqrt(d * 2^(d - 1)),    d = 1 - r U / max(M, U)
+        log-odds of p = r^2 * log-odds of sqrt(d * 2^(d - 1)),    d = 1 - r U / max(M, U)
 
     from 1/2, which is under the bound whatever is missing. M is N without doubles: of tokens that are read after the same token
     there may be as many as there are of labels after the same label; what is more is not counted. (Counted, a model that has
@@ -129,9 +129,9 @@ class AdaptivePenalty(nn.Module):
 
     log_odds: Tensor
     counts: Tensor
-    """(3,): labels at which something is read, tokens read, labels; of the last steps. For all embeddings or with `token_quantile`,
-    after them the labels that are read as they are, (1,); and for the one tokens that are read, and labels that stand, after the
-    same, (2,), with the other tokens read and labels by token, (2 * _TOKENS,)"""
+    """(3,): labels at which something is read, tokens read, labels; of the last steps. With `token_quantile`, after them the labels
+    that are read as they are, (1,), and tokens read and labels by token, (2 * _TOKENS,); for all embeddings tokens that are read, and
+    labels that stand, after the same, (2,)"""
     upcoming: Tensor
     """the same, since the last step"""
     step: Tensor
@@ -169,7 +169,7 @@ class AdaptivePenalty(nn.Module):
         self.p0, self.p_min, self.p_max, self.rate, self.window = p0, p_min, p_max, rate, window
         self.threshold, self.steps, self.token_quantile = threshold, steps, token_quantile
         self.matching, self.blank = matching, blank
-        size = 6 if matching == "all" else 3 if token_quantile is None else 4 + 2 * _TOKENS
+        size = 5 if matching == "all" else 3 if token_quantile is None else 4 + 2 * _TOKENS
         self.register_buffer("log_odds", torch.tensor(_log_odds(p0), dtype=torch.float64))
         self.register_buffer("counts", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("upcoming", torch.zeros(size, dtype=torch.float64))
@@ -201,16 +201,15 @@ class AdaptivePenalty(nn.Module):
         at_label = path > nn.functional.pad(path[:, :-1], (1, 0))
         counts = ((at_label & (token != self.blank)).sum(), begins.sum(), at_label.sum())
         self.upcoming[:3] += torch.stack(counts).to(self.upcoming)
-        if self.matching == "all" or self.token_quantile is not None:
-            # A column more, for there may be no labels at all.
-            label = nn.functional.pad(targets.long(), (0, 1)).gather(1, (path.long() - 1).clamp(min=0))
-            self.upcoming[3] += (at_label & (token == label)).sum().to(self.upcoming)
         if self.matching == "all":
             same = targets[:, 1:] == targets[:, :-1]
             inside = torch.arange(same.shape[1], device=same.device) + 1 < labels[:, None]
             doubles = _after_the_same(token, begins).sum(), (same & inside).sum()
-            self.upcoming[4:] += torch.stack(doubles).to(self.upcoming)
+            self.upcoming[3:] += torch.stack(doubles).to(self.upcoming)
         if self.token_quantile is not None:
+            # A column more, for there may be no labels at all.
+            label = nn.functional.pad(targets.long(), (0, 1)).gather(1, (path.long() - 1).clamp(min=0))
+            self.upcoming[3] += (at_label & (token == label)).sum().to(self.upcoming)
             for row, (tokens, which) in enumerate(((token, begins), (label, at_label))):
                 places = (4 + row * _TOKENS + tokens % _TOKENS).flatten().to(self.upcoming.device)
                 self.upcoming.index_add_(0, places, which.flatten().to(self.upcoming))
@@ -229,12 +228,12 @@ class AdaptivePenalty(nn.Module):
 
     def _of_all(self) -> Tensor:
         """Where p should be, for all embeddings."""
-        found, read, known, right, read_again, known_again = self.counts
+        found, read, known, read_again, known_again = self.counts
         usual = (known - known_again) / known.clamp(min=1)
         single = torch.minimum(read, (read - read_again) / usual.clamp(min=0.1))
         missing = (1 - found / torch.maximum(single, known).clamp(min=1)).clamp(self.p_min, self.p_max)
         middle = torch.sqrt(missing * torch.exp2(missing - 1))
-        p: Tensor = torch.sigmoid((right / known.clamp(min=1)) ** 2 * torch.logit(middle))
+        p: Tensor = torch.sigmoid((found / known.clamp(min=1)) ** 2 * torch.logit(middle))
         return p.clamp(self.p_min, self.p_max)
 
     def _of_leftmost(self) -> Tensor:
