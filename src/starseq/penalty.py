@@ -130,8 +130,8 @@ class AdaptivePenalty(nn.Module):
     log_odds: Tensor
     counts: Tensor
     """(3,): labels at which something is read, tokens read, labels; of the last steps. With `token_quantile`, after them the labels
-    that are read as they are, (1,), and tokens read and labels by token, (2 * _TOKENS,); for all embeddings tokens that are read, and
-    labels that stand, after the same, (2,)"""
+    that are read as they are, (1,), and tokens read and labels by token, (2 * _TOKENS,). For all embeddings, tokens that are read
+    after the same, and labels that stand so, (2,)"""
     upcoming: Tensor
     """the same, since the last step"""
     step: Tensor
