@@ -197,11 +197,13 @@ def _schedules(results: Results) -> str:
 
 
 def _rules(table: Table) -> dict[str, str]:
-    """The methods in which the penalty tunes itself, with their titles."""
+    """The methods in which the penalty tunes itself and the loss is that of the schedules, with their titles."""
     return {
         method: str(spec.get("title", method)).removeprefix("STC ")
         for method, spec in table.methods.items()
-        if "from" not in spec and "penalty.name=adaptive" in spec.get("train", ())
+        if "from" not in spec
+        and "penalty.name=adaptive" in spec.get("train", ())
+        and "criterion.matching=all" not in spec["train"]
     }
 
 

@@ -400,6 +400,9 @@ def test_for_all_embeddings_it_counts_what_comes_after_the_same() -> None:
         one_hot([[1]], 3), torch.zeros(1, 0, dtype=torch.int64), torch.tensor([1]), torch.tensor([0]), batch_first=True
     )
     assert none.upcoming.tolist() == [0, 1, 0, 0, 0]
+    pathless = AdaptivePenalty(matching="all")
+    pathless.observe(one_hot([[1]], 3), torch.tensor([[2, 2]]), torch.tensor([1]), torch.tensor([2]), batch_first=True)
+    assert pathless.upcoming.tolist() == [0, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.3, 0.7])

@@ -94,13 +94,14 @@ class AdaptivePenalty(nn.Module):
 
     For `matching="all"` there is a bound on p, and a rule of its own. A model that shows every token twice doubles the embeddings
     at each of the U labels and pays p for each of the N tokens, so above 2^(-U / N) = 2^(d - 1) it learns to do that. This lies
-    above d, which is what p means there; and below d tokens are unlearned. So p goes to the middle of the two as labels are read:
+    above d, which is what p means there; and below d tokens are unlearned. So p goes to the geometric middle of the two as labels
+    are read, from 1/2, which is not above the bound whatever is missing:
 
         log-odds of p = r^2 * log-odds of sqrt(d * 2^(d - 1)),    d = 1 - r U / max(M, U)
 
-    from 1/2, which is under the bound whatever is missing. M is N without doubles: of tokens that are read after the same token
-    there may be as many as there are of labels after the same label; what is more is not counted. (Counted, a model that has
-    begun to show tokens twice would raise p above the bound, and go on.) Neither `steps` nor `token_quantile` is for this rule.
+    M is N without doubles. Of the tokens that are read N2 come after the same token, of the labels U2 after the same label; what is
+    more than their share is not counted: M = min(N, (N - N2) / max(0.1, 1 - U2 / U)). (Counted, it would raise p above the bound as
+    soon as a model begins to show tokens twice, and the model would go on.) Neither `steps` nor `token_quantile` is for this rule.
 
     Something is read at a frame where the best token comes to more than `threshold` against the blank, right or wrong, and the
     same token in neighbouring frames is read once. So p itself hardly moves what is counted: where it is too low a model puts
@@ -109,7 +110,7 @@ class AdaptivePenalty(nn.Module):
 
     Call `observe` with a batch of every step, or of every few, and `advance` after every optimiser step. The counts are those of
     the last `window` steps, over all processes of `torch.distributed`; the log-odds of p move by at most `rate` a step. Nothing
-    waits for the device, and everything is in `state_dict` (of another size with a `token_quantile` than without).
+    waits for the device, and everything is in `state_dict`, whose size depends on `token_quantile` and `matching`.
 
         >>> penalty = AdaptivePenalty()
         >>> round(penalty().exp().item(), 4)
@@ -204,6 +205,7 @@ class AdaptivePenalty(nn.Module):
         if self.matching == "all":
             same = targets[:, 1:] == targets[:, :-1]
             inside = torch.arange(same.shape[1], device=same.device) + 1 < labels[:, None]
+            inside &= at_label.any(dim=1, keepdim=True)  # without a path there are no labels
             doubles = _after_the_same(token, begins).sum(), (same & inside).sum()
             self.upcoming[3:] += torch.stack(doubles).to(self.upcoming)
         if self.token_quantile is not None:
