@@ -390,9 +390,8 @@ def test_for_all_embeddings_it_counts_what_comes_after_the_same() -> None:
     """Read 1 1 | 2 2 . 2 | 3 1, where the second 1 lasts and a blank parts the 2s; 5 at the end is behind the length."""
     penalty = AdaptivePenalty(matching="all")
     readings = one_hot([[1, 1, 2, 2, 0, 2, 3, 1, 5, 0, 5], [4, 0, 4, 0, 4, 0, 0, 0, 0, 0, 0]], 6)
-    targets = torch.tensor(
-        [[2, 2, 1, 1], [4, 1, 1, 1]]
-    )  # the last label of the first is padding, and three of the second
+    # The last label of the first is padding, and three of the second.
+    targets = torch.tensor([[2, 2, 1, 1], [4, 1, 1, 1]])
     penalty.observe(readings, targets, torch.tensor([8, 6]), torch.tensor([3, 1]), batch_first=True)
     assert penalty.upcoming.tolist() == [4, 8, 4, 3, 1]
     none = AdaptivePenalty(matching="all")

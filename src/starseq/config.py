@@ -242,9 +242,10 @@ class Recipe:
 
     def insertion_penalty(self) -> nn.Module:
         """The rule for p; one that tunes itself knows how labels are matched."""
-        known = {"matching": self.criterion.settings["matching"]} if "matching" in self.criterion.settings else {}
-        adaptive = self.penalty.name == "adaptive"
-        rule: nn.Module = _build("penalty", "penalty", self.penalty, **(known if adaptive else {}))
+        known = {}
+        if self.penalty.name == "adaptive" and "matching" in self.criterion.settings:
+            known["matching"] = self.criterion.settings["matching"]
+        rule: nn.Module = _build("penalty", "penalty", self.penalty, **known)
         return rule
 
     def augmentation(self) -> Callable[..., Tensor] | None:
