@@ -54,7 +54,16 @@ def batch(*widths: int, height: int = 32) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("augment", [SpecAugment(start_step=0), RandomProjective(), RandomProjective(masks=3)])
+@pytest.mark.parametrize(
+    "augment",
+    [
+        SpecAugment(start_step=0),
+        RandomProjective(),
+        RandomProjective(masks=3),
+        RandomProjective(0, elastic=2, elastic_step=7.5),
+        RandomProjective(8, masks=2, elastic=2),
+    ],
+)
 def test_batch_order_and_padding_do_not_matter(augment):
     x = batch(120, 90, 40)
     y = augment(x, [120, 90, 40], ["a", "b", "c"], **NOW)
@@ -70,7 +79,7 @@ def test_batch_order_and_padding_do_not_matter(augment):
         augment(x, [120, 90, 40], ["a"], **NOW)
 
 
-@pytest.mark.parametrize("augment", [SpecAugment(start_step=0), RandomProjective(masks=2)])
+@pytest.mark.parametrize("augment", [SpecAugment(start_step=0), RandomProjective(masks=2, elastic=1)])
 def test_an_empty_batch_stays_one(augment):
     assert augment(torch.zeros(0, 50, 32), [], [], seed=0, epoch=0, step=1).shape == (0, 50, 32)
 
@@ -119,6 +128,80 @@ def test_projective_bounds():
     assert torch.isfinite(tiny).all()
 
 
+def places(augment: RandomProjective, width: int, height: int, ids: list[str]) -> torch.Tensor:
+    """(2, B, W, H): where in the old image each pixel looks, as read off two ramps; wrong where that is near the edge."""
+    along, across = torch.meshgrid(torch.arange(width) + 0.5, torch.arange(height) + 0.5, indexing="ij")
+    ramps = [ramp.expand(len(ids), width, height) for ramp in (along, across)]
+    return torch.stack([augment(ramp, [width] * len(ids), ids, **NOW) for ramp in ramps])
+
+
+def test_without_elastic_nothing_changes():
+    x, lengths, ids = batch(90, 70, 5), [90, 70, 5], ["a", "b", "c"]
+    for settings in ({}, {"masks": 3}):
+        y = RandomProjective(8, **settings)(x, lengths, ids, **NOW)
+        assert torch.equal(y, RandomProjective(8, elastic=0.0, elastic_step=5.0, **settings)(x, lengths, ids, **NOW))
+        assert not torch.equal(y, RandomProjective(8, elastic=0.5, **settings)(x, lengths, ids, **NOW))
+    # The corners draw what they drew before there was such a field.
+    first = RandomProjective(8)(batch(40), [40], ["a"], **NOW)
+    assert float(first.double().sum()) == pytest.approx(513.6579, abs=1e-3)
+
+
+@pytest.mark.parametrize("max_shift", [0, 4])
+def test_elastic_field_is_the_spline_of_its_control_points(max_shift):
+    width, height, step, elastic = 61, 40, 10, 1.5
+    control = torch.randn(2, 61 // 10 + 4, 40 // 10 + 4, generator=generator(0, 1, "a elastic"), dtype=torch.float64)
+
+    def weights(place: float) -> tuple[int, torch.Tensor]:
+        k, t = divmod(place / step, 1)
+        four = torch.tensor([(1 - t) ** 3, 3 * t**3 - 6 * t**2 + 4, -3 * t**3 + 3 * t**2 + 3 * t + 1, t**3])
+        return int(k), (four / four.norm()).double()
+
+    moved = places(RandomProjective(max_shift, elastic=elastic, elastic_step=step), width, height, ["a"])[:, 0]
+    still = places(RandomProjective(max_shift), width, height, ["a"])[:, 0]
+    # The field comes on top of where the corners' map looks.
+    for u in range(10, 51, 4):
+        for v in range(12, 29, 4):
+            (i, p), (j, q) = weights(u + 0.5), weights(v + 0.5)
+            expected = elastic * torch.einsum("cij,i,j->c", control[:, i : i + 4, j : j + 4], p, q)
+            assert torch.allclose((moved - still)[:, u, v].double(), expected, atol=1e-3), (u, v)
+
+
+@pytest.mark.parametrize(("elastic", "step"), [(1.0, 24.0), (2.0, 16.0), (2.0, 9.5)])
+def test_elastic_field_has_its_standard_deviation_and_is_smooth(elastic, step):
+    ids = [f"l{i}" for i in range(300)]
+    still = places(RandomProjective(0), 80, 48, ids)
+    field = (places(RandomProjective(0, elastic=elastic, elastic_step=step), 80, 48, ids) - still)[:, :, 12:-12, 12:-12]
+    for axis in field:
+        assert float(axis.mean()) == pytest.approx(0, abs=0.1 * elastic)
+        assert float(axis.std()) == pytest.approx(elastic, rel=0.05)
+        # The same at every place, on control points and between them.
+        assert float(axis.std(dim=0).min()) > 0.8 * elastic
+        assert float(axis.std(dim=0).max()) < 1.2 * elastic
+    assert abs(float((field[0] * field[1]).mean())) < 0.1 * elastic**2  # the axes have numbers of their own
+    # A slope has a standard deviation of sqrt((2 / 3) / (151 / 315)) = 1.18 steps, so a field like noise would fail.
+    for dim in (2, 3):
+        assert float(field.diff(dim=dim).std()) == pytest.approx(1.18 * elastic / step, rel=0.1)
+        assert float(field.diff(n=2, dim=dim).abs().max()) < 15 * elastic / step**2
+
+
+def test_elastic_moves_ink_and_keeps_the_rest_background():
+    x, lengths, ids = torch.zeros(3, 60, 40), [60, 3, 1], ["a", "b", "c"]
+    x[0, 30, 20] = x[1, 1] = x[2, 0] = 1.0
+    # Controls this far apart move all of the image alike.
+    y = RandomProjective(0, elastic=3, elastic_step=1e6)(x, lengths, ids, **NOW)
+    looks = places(RandomProjective(0, elastic=3, elastic_step=1e6), 60, 40, ["a"])[:, 0, 30, 20]
+    ink = torch.stack([y[0].sum(1) @ (torch.arange(60) + 0.5), y[0].sum(0) @ (torch.arange(40) + 0.5)])
+    assert float(y[0].sum()) == pytest.approx(1, abs=1e-3)
+    assert float((looks - torch.tensor([30.5, 20.5])).abs().max()) > 1
+    # A pixel that looks further along shows ink that lay there: the ink goes the other way.
+    assert torch.allclose(ink - torch.tensor([30.5, 20.5]), torch.tensor([30.5, 20.5]) - looks, atol=1e-3)
+    for max_shift in (0, 16):
+        narrow = RandomProjective(max_shift, elastic=3, elastic_step=2)(x, lengths, ids, **NOW)
+        assert torch.isfinite(narrow).all()
+        assert narrow[1, 3:].eq(0).all()
+        assert narrow[2, 1:].eq(0).all()
+
+
 def test_homography_takes_points_to_points():
     a = torch.tensor([[0, 0], [10, 1], [9, 8], [-1, 7]], dtype=torch.float64)
     b = torch.tensor([[1, 1], [12, 0], [10, 9], [0, 6]], dtype=torch.float64)
@@ -128,16 +211,30 @@ def test_homography_takes_points_to_points():
 
 
 @pytest.mark.parametrize(
-    ("augment", "setting"), [(SpecAugment, "time_masks"), (RandomProjective, "max_shift"), (RandomProjective, "masks")]
+    ("augment", "setting"),
+    [
+        (SpecAugment, "time_masks"),
+        (RandomProjective, "max_shift"),
+        (RandomProjective, "masks"),
+        (RandomProjective, "elastic"),
+    ],
 )
 def test_bad_settings(augment, setting):
     with pytest.raises(ValueError, match=f"{setting} is not negative; got -1"):
         augment(**{setting: -1})
 
 
+@pytest.mark.parametrize("step", [0.0, -1.0, float("nan")])
+def test_control_points_lie_apart(step):
+    with pytest.raises(ValueError, match=f"elastic_step is positive; got {step}"):
+        RandomProjective(elastic_step=step)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("augment", [SpecAugment(start_step=0), RandomProjective()])
+@pytest.mark.parametrize(
+    "augment", [SpecAugment(start_step=0), RandomProjective(), RandomProjective(elastic=2, elastic_step=16)]
+)
 def test_the_device_does_not_matter(augment):
     x, lengths, ids = batch(120, 90), [120, 90], ["a", "b"]
     there = augment(x.cuda(), torch.tensor(lengths).cuda(), ids, **NOW)

@@ -6,6 +6,7 @@ batch, rank, worker or device, and a run that resumes sees what it would have se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,8 +71,10 @@ class RandomProjective:
     outline's bounding box is stretched back to the image, so no ink is cut off. A side keeps at least a quarter of
     its length, so the map never folds. Background (0) comes in from outside.
 
-    For few lines: `masks` stretches of up to `mask_width` columns, and a tenth of the line, are blanked as well. Before
-    optimiser step `start_step` nothing happens.
+    For few lines: points move by a smooth random field as well, `elastic` pixels of the old image (the standard deviation
+    along each axis; 0: none). It is a cubic B-spline of control points `elastic_step` pixels apart. It may push ink at the
+    edge out of the picture, by a few pixels. And `masks` stretches of up to `mask_width` columns, and a tenth of the line,
+    are blanked. Before optimiser step `start_step` nothing happens.
 
     >>> augment, x = RandomProjective(), torch.rand(2, 100, 32)
     >>> y = augment(x, [100, 80], ["a", "b"], seed=0, epoch=1)
@@ -83,11 +86,15 @@ class RandomProjective:
     start_step: int = 0
     masks: int = 0
     mask_width: int = 16
+    elastic: float = 0.0
+    elastic_step: float = 24.0
 
     def __post_init__(self) -> None:
-        for name in ("max_shift", "start_step", "masks", "mask_width"):
+        for name in ("max_shift", "start_step", "masks", "mask_width", "elastic"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is not negative; got {getattr(self, name)}")
+        if not self.elastic_step > 0:
+            raise ValueError(f"elastic_step is positive; got {self.elastic_step}")
 
     def __call__(
         self, x: Tensor, lengths: Tensor | Sequence[int], ids: Sequence[str], *, seed: int, epoch: int, step: int = 0
@@ -108,8 +115,13 @@ class RandomProjective:
         # Written out: as a product of matrices it would be cut to the ten bits of TF32 where the user allows that for the model.
         m = maps.to(x.device, torch.float32)[:, :, :, None, None]
         source = [m[:, i, 0] * u + m[:, i, 1] * v + m[:, i, 2] for i in range(3)]
-        # grid_sample wants (x, y) in [-1, 1]; (B, 1, W, H) has W as its rows, so y is the place along the line.
         along, across = source[0] / source[2], source[1] / source[2]
+        if self.elastic:
+            # After the map: letters bend in proportion to their size, and no place comes near the map's horizon.
+            others = [generator(seed, epoch, f"{id} elastic") for id in ids]  # other numbers than the corners have
+            bend = self._bend(widths, W, H, others, x.device)
+            along, across = along + bend[0], across + bend[1]
+        # grid_sample wants (x, y) in [-1, 1]; (B, 1, W, H) has W as its rows, so y is the place along the line.
         grid = torch.stack((across * 2 / H - 1, along * 2 / W - 1), dim=-1)
         moved = torch.nn.functional.grid_sample(
             x.float()[:, None], grid, mode="bilinear", padding_mode="zeros", align_corners=False
@@ -117,8 +129,8 @@ class RandomProjective:
         outside = torch.arange(W, device=x.device) >= torch.as_tensor(lengths).to(x.device)[:, None]
         moved = moved.masked_fill(outside[:, :, None], 0.0).to(x.dtype)
         blank_out = SpecAugment(0, 0, self.masks, self.mask_width, time_ratio=0.1, start_step=0)
-        others = [f"{id} columns" for id in ids]  # other numbers than the corners have
-        return blank_out(moved, lengths, others, seed=seed, epoch=epoch, step=step) if self.masks else moved
+        columns = [f"{id} columns" for id in ids]  # other numbers again
+        return blank_out(moved, lengths, columns, seed=seed, epoch=epoch, step=step) if self.masks else moved
 
     def _maps(self, widths: Sequence[int], height: int, draws: Sequence[torch.Generator]) -> Tensor:
         """(B, 3, 3) float64: the maps from a place in the new image to a place in the old one."""
@@ -141,6 +153,21 @@ class RandomProjective:
         low, high = new.amin(dim=1, keepdim=True), new.amax(dim=1, keepdim=True)
         return homography((new - low) / (high - low) * size, old)
 
+    def _bend(
+        self, widths: Sequence[int], W: int, H: int, draws: Sequence[torch.Generator], device: torch.device
+    ) -> Tensor:
+        """(2, B, W, H) float32: how many pixels further along the line, and across it, each place looks."""
+        along, across = spline_weights(W, self.elastic_step), spline_weights(H, self.elastic_step)
+        control = torch.zeros(2, len(widths), along.shape[1], across.shape[1], dtype=torch.float64)
+        for b, (width, draw) in enumerate(zip(widths, draws, strict=True)):
+            # As many as the image's own columns see, so that a wider batch changes nothing.
+            size = 2, _controls(width, self.elastic_step), across.shape[1]
+            control[:, b, : size[1]] = torch.randn(size, generator=draw, dtype=torch.float64)
+        # In float64, which TF32 leaves alone; MPS has neither.
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        left, middle, right = (m.to(device, dtype) for m in (along, self.elastic * control, across.T))
+        return (left @ middle @ right).float()
+
 
 def homography(source: Tensor, target: Tensor) -> Tensor:
     """The projective map, (..., 3, 3) float64 with 1 in its corner, that takes four points (..., 4, 2) to four others.
@@ -156,6 +183,27 @@ def homography(source: Tensor, target: Tensor) -> Tensor:
     bottom = torch.stack((zero, zero, zero, x, y, one, -v * x, -v * y), dim=-1)
     solved = torch.linalg.solve(torch.cat((top, bottom), dim=-2), torch.cat((u, v), dim=-1))
     return torch.cat((solved, torch.ones_like(solved[..., :1])), dim=-1).reshape(*solved.shape[:-1], 3, 3)
+
+
+def spline_weights(length: int, step: float) -> Tensor:
+    """(length, floor(length / step) + 4) float64: what each pixel takes of the control points of a uniform cubic B-spline.
+
+    Control point k lies at (k - 1) `step` pixels, and a pixel sees the nearest four. The squares of a pixel's weights sum to
+    1, so that independent controls of variance 1 make a field of variance 1 (B-splines have 0.46 to 0.5, by the place).
+
+    >>> weights = spline_weights(24, 8)
+    >>> weights.shape, (weights[10] > 0).int().tolist()
+    (torch.Size([24, 7]), [0, 1, 1, 1, 1, 0, 0])
+    """
+    place = (torch.arange(length, dtype=torch.float64) + 0.5) / step + 1
+    away = (place[:, None] - torch.arange(_controls(length, step))).abs()
+    weights = torch.where(away < 1, 2 / 3 - away**2 + away**3 / 2, (2 - away).clamp_min(0) ** 3 / 6)
+    return weights / weights.square().sum(dim=1, keepdim=True).sqrt()
+
+
+def _controls(length: int, step: float) -> int:
+    """The number of control points that `length` pixels see: four at the last one."""
+    return math.floor(length / step) + 4
 
 
 def _mask(row: Tensor, length: int, masks: int, width: int, draw: torch.Generator) -> None:
