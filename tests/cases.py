@@ -27,6 +27,7 @@ FAST = {name: device for name, device in BACKENDS.items() if name != "wfst"}
 """The backends made of emissions/ and lattice/."""
 
 CRITERIA = ("stc", "ctc", "selfless_ctc")
+STARRED = ("stc", "lasting_stc")
 MATCHINGS = ("leftmost", "all")
 
 TOLERANCES = {
@@ -154,13 +155,15 @@ def run(
     if concatenate:
         targets, penalty = batch.concatenated(), penalty[:, : max(batch.target_lengths) + 1]
     star: dict[str, Any] = {}
-    if criterion == "stc":
+    if criterion in STARRED:
         star = {"penalty": penalty.to(device, dtype), "matching": batch.matching, "return_inserted": True}
+    if criterion != "lasting_stc":  # which takes probabilities alone
+        star["normalized"] = batch.normalized
     loss = loss_of(criterion)(
         logits, targets.to(device), batch.input_lengths, batch.target_lengths, blank=batch.blank, reduction="none",
-        normalized=batch.normalized, backend=backend, **star,
+        backend=backend, **star,
     )  # fmt: skip
-    loss, inserted = loss if star else (loss, None)
+    loss, inserted = loss if criterion in STARRED else (loss, None)
     (grad,) = torch.autograd.grad(loss.sum(), logits)
     if inserted is not None:
         inserted = torch.nn.functional.pad(inserted, (0, batch.penalty.shape[1] - inserted.shape[1])).cpu().double()
@@ -172,17 +175,18 @@ def truth(criterion: str, batch: Batch) -> Result:
     loss, inserted = [], torch.zeros_like(batch.penalty)
     grad = torch.zeros_like(batch.logits)
     for b, (frames, target, penalty) in enumerate(batch.utterances()):
-        log_probs = brute_force.log_softmax(frames) if batch.normalized else frames
-        star = {"log_penalty": penalty, "matching": batch.matching} if criterion == "stc" else {}
+        normalized = batch.normalized or criterion == "lasting_stc"
+        log_probs = brute_force.log_softmax(frames) if normalized else frames
+        star = {"log_penalty": penalty, "matching": batch.matching} if criterion in STARRED else {}
         result = getattr(brute_force, criterion)(log_probs, target, blank=batch.blank, **star)
         loss.append(result.loss)
         by_frame = result.grad_log_probs
-        if batch.normalized:
+        if normalized:
             by_frame = brute_force.grad_logits(log_probs, by_frame)
         if frames:
             grad[: len(frames), b] = torch.tensor(by_frame, dtype=torch.float64)
         inserted[b, : len(target) + 1] = torch.tensor(result.inserted, dtype=torch.float64)
-    return Result(torch.tensor(loss, dtype=torch.float64), grad, inserted if criterion == "stc" else None)
+    return Result(torch.tensor(loss, dtype=torch.float64), grad, inserted if criterion in STARRED else None)
 
 
 def assert_same(result: Result, expected: Result, dtype: torch.dtype = torch.float64) -> None:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from starseq.lasting import onsets
-    from starseq.loss import CTCLoss, SelflessCTCLoss, STCLoss, ctc_loss, selfless_ctc_loss, stc_loss
+    from starseq.loss import (
+        CTCLoss,
+        LastingSTCLoss,
+        SelflessCTCLoss,
+        STCLoss,
+        ctc_loss,
+        lasting_stc_loss,
+        selfless_ctc_loss,
+        stc_loss,
+    )
     from starseq.penalty import AdaptivePenalty, InsertionPenalty
 
 __version__ = "0.1.0"
@@ -21,10 +30,12 @@ __all__ = [
     "AdaptivePenalty",
     "CTCLoss",
     "InsertionPenalty",
+    "LastingSTCLoss",
     "STCLoss",
     "SelflessCTCLoss",
     "__version__",
     "ctc_loss",
+    "lasting_stc_loss",
     "onsets",
     "selfless_ctc_loss",
     "stc_loss",

@@ -1,4 +1,5 @@
-"""The losses that users call: STC, CTC and selfless CTC, as functions and as modules in the manner of torch.nn.CTCLoss."""
+"""The losses that users call: STC, STC whose tokens last, CTC and selfless CTC, as functions and as modules in the manner of
+torch.nn.CTCLoss."""
 
 from __future__ import annotations
 
@@ -81,6 +82,48 @@ def stc_loss(
     return _loss(
         "stc", logits, targets, input_lengths, target_lengths, star=True, penalty=penalty, matching=matching, blank=blank,
         reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first, normalized=normalized,
+        max_target_length=max_target_length, return_inserted=return_inserted, validate=validate, backend=backend,
+    )  # fmt: skip
+
+
+def lasting_stc_loss(
+    logits: Tensor,
+    targets: Tensor,
+    input_lengths: Lengths,
+    target_lengths: Lengths,
+    *,
+    penalty: float | Tensor = math.log(0.5),
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+    batch_first: bool = False,
+    matching: str = "leftmost",
+    max_target_length: int | None = None,
+    return_inserted: bool = False,
+    validate: bool = False,
+    backend: str = "auto",
+) -> Any:
+    r"""STC with the collapse of CTC: a token may last for several frames and is one, so repeats are merged when a model is read.
+
+    Labels last as in CTC. An inserted token pays p when it begins and nothing when it lasts, as surely as it stood a frame before:
+
+        B_t(v) = P_t(v) * (1 - P_{t-1}(v))  begins,     L_t(v) = P_t(v) * P_{t-1}(v)  lasts
+        gap l:    stay = P_t(blank) + p_l * B_t(star \ y_{l+1}) + L_t(star \ y_{l+1}),    enter = stay without L
+        label l:  stay = enter = P_t(y_l)
+
+    Arguments and results as in stc_loss. A log-softmax is always applied: 1 - P is that of probabilities. With every gap closed it is
+    ctc_loss. It costs more than stc_loss, the more the larger the vocabulary: see docs/PERFORMANCE.md.
+
+        >>> logits = torch.tensor([[[0.2, 0.3, 0.5]], [[0.2, 0.5, 0.3]]]).log()      # T=2 frames, B=1, V=3 with blank
+        >>> loss = lasting_stc_loss(logits, torch.tensor([[1]]), (2,), (1,), penalty=math.log(0.5))
+        >>> label_second = (0.2 + 0.5 * 0.5) * 0.5                                    # a blank, or an inserted 2 that begins
+        >>> label_first = 0.3 * (0.5 + 0.2 + 0.5 * (0.5 * (1 - 0.3) + 0.3 * (1 - 0.5)))    # it lasts; a blank; 1 or 2 begins
+        >>> abs(loss.item() + math.log(label_second + label_first)) < 1e-6
+        True
+    """
+    return _loss(
+        "lasting_stc", logits, targets, input_lengths, target_lengths, star=True, penalty=penalty, matching=matching,
+        blank=blank, reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first, normalized=True,
         max_target_length=max_target_length, return_inserted=return_inserted, validate=validate, backend=backend,
     )  # fmt: skip
 
@@ -204,6 +247,44 @@ class STCLoss(_Loss):
         return stc_loss(logits, targets, input_lengths, target_lengths, penalty=penalty, **self.options)
 
 
+class LastingSTCLoss(_Loss):
+    """lasting_stc_loss as a module; the call is that of STCLoss.
+
+    >>> criterion = LastingSTCLoss(zero_infinity=True)
+    >>> criterion(torch.zeros(4, 1, 3), torch.tensor([[1, 2]]), (4,), (2,), penalty=math.log(0.7)).shape
+    torch.Size([])
+    """
+
+    def __init__(
+        self,
+        blank: int = 0,
+        reduction: str = "mean",
+        zero_infinity: bool = False,
+        *,
+        batch_first: bool = False,
+        matching: str = "leftmost",
+        max_target_length: int | None = None,
+        return_inserted: bool = False,
+        validate: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            blank=blank, reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first, matching=matching,
+            max_target_length=max_target_length, return_inserted=return_inserted, validate=validate, backend=backend,
+        )  # fmt: skip
+
+    def forward(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        input_lengths: Lengths,
+        target_lengths: Lengths,
+        penalty: float | Tensor = math.log(0.5),
+    ) -> Any:
+        """The loss, or (loss, inserted): see lasting_stc_loss."""
+        return lasting_stc_loss(logits, targets, input_lengths, target_lengths, penalty=penalty, **self.options)
+
+
 class CTCLoss(_Loss):
     """ctc_loss as a module, in place of log_softmax and torch.nn.CTCLoss.
 
@@ -286,6 +367,7 @@ def _score_by_wfst(
     if validate:
         check_values(targets, input_lengths, target_lengths, log_penalty, logits.shape, blank)
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    reference = getattr(wfst, criterion)
     losses, insertions = [], []
     for b, (frames, length) in enumerate(zip(input_lengths.tolist(), target_lengths.tolist(), strict=True)):
         log_probs = logits[b, :frames].double()
@@ -294,15 +376,15 @@ def _score_by_wfst(
             log_probs = torch.where(empty, log_probs, log_probs.masked_fill(empty, 0).log_softmax(dim=1))
         target = targets[b, :length].tolist()
         if log_penalty is None:
-            losses.append(getattr(wfst, criterion)(log_probs, target, blank=blank))
+            losses.append(reference(log_probs, target, blank=blank))
             continue
         gaps = log_penalty[b, : length + 1].double()
         kind = cast(Literal["leftmost", "all"], matching)
-        losses.append(wfst.stc(log_probs, target, log_penalty=gaps, blank=blank, matching=kind))
+        losses.append(reference(log_probs, target, log_penalty=gaps, blank=blank, matching=kind))
         if inserted:
             gaps = gaps.detach().requires_grad_()
             with torch.enable_grad():
-                loss = wfst.stc(log_probs.detach(), target, log_penalty=gaps, blank=blank, matching=kind)
+                loss = reference(log_probs.detach(), target, log_penalty=gaps, blank=blank, matching=kind)
             (slope,) = torch.autograd.grad(loss, gaps)
             insertions.append(nn.functional.pad(-slope, (0, targets.shape[1] - length)))
     together = torch.stack(losses) if losses else logits.sum(dim=(1, 2))  # of no utterances: (0,), differentiable

@@ -81,7 +81,8 @@ def by_description(name: str, case: Case) -> Tensor:
     tokens = [v for v in range(case.logits.shape[2]) if v != case.blank]
     losses = []
     for b, frames in enumerate(case.input_lengths.tolist()):
-        emissions = wfst.emission_graph(case.logits[b, :frames].log_softmax(dim=1))
+        log_probs = case.logits[b, :frames].log_softmax(dim=1)
+        emissions = wfst.emission_graph(wfst.with_begins_and_lasts(log_probs) if described.tokens.lasting else log_probs)
         losses.append(-wfst.forward_score(wfst.intersect(emissions, criteria.to_wfst(described, b, tokens))))
     return torch.stack(losses)
 
@@ -108,9 +109,9 @@ def by_kernels(name: str, case: Case, backend: str) -> Tensor:
 
 
 def test_all_criteria_are_found() -> None:
-    assert CRITERIA == ["ctc", "selfless_ctc", "stc"]
-    assert [name for name in CRITERIA if criteria.has_star(name)] == ["stc"]
-    with pytest.raises(ValueError, match=r"^criterion: 'graph' is none of ctc, selfless_ctc, stc$"):
+    assert CRITERIA == ["ctc", "lasting_stc", "selfless_ctc", "stc"]
+    assert [name for name in CRITERIA if criteria.has_star(name)] == ["lasting_stc", "stc"]
+    with pytest.raises(ValueError, match=r"^criterion: 'graph' is none of ctc, lasting_stc, selfless_ctc, stc$"):
         criteria.load("graph")
 
 

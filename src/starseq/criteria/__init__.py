@@ -22,7 +22,7 @@ def names() -> list[str]:
     """The criteria there are.
 
     >>> names()
-    ['ctc', 'selfless_ctc', 'stc']
+    ['ctc', 'lasting_stc', 'selfless_ctc', 'stc']
     """
     modules = (module.name for module in pkgutil.iter_modules(__path__))
     return sorted(name for name in modules if hasattr(importlib.import_module(f"{__name__}.{name}"), "label_graph"))
@@ -34,7 +34,7 @@ def load(name: str) -> Callable[..., LabelGraph]:
     >>> load("cctc")
     Traceback (most recent call last):
     ...
-    ValueError: criterion: 'cctc' is none of ctc, selfless_ctc, stc
+    ValueError: criterion: 'cctc' is none of ctc, lasting_stc, selfless_ctc, stc
     """
     if name not in names():
         raise ValueError(f"criterion: {name!r} is none of {', '.join(names())}")
@@ -46,7 +46,7 @@ def has_star(name: str) -> bool:
     """Whether a criterion has stars, and so takes `log_penalty` and `matching`.
 
     >>> [has_star(name) for name in names()]
-    [False, False, True]
+    [False, True, False, True]
     """
     return "log_penalty" in inspect.signature(load(name)).parameters
 
@@ -55,7 +55,7 @@ def merges_repeats(name: str) -> bool:
     """Whether a label may last for several frames, so that repeats in a row of frames are one label.
 
     >>> [merges_repeats(name) for name in names()]
-    [True, False, False]
+    [True, True, False, False]
     """
     penalty = {"log_penalty": torch.zeros(1, 2)} if has_star(name) else {}
     graph = load(name)(torch.tensor([[1]]), torch.tensor([1]), blank=0, **penalty)

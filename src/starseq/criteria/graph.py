@@ -31,9 +31,9 @@ def wide(targets: Tensor) -> Tensor:
 def to_wfst(label_graph: LabelGraph, b: int = 0, tokens: Sequence[int] | None = None) -> wfst.Graph:
     """The label graph of utterance b as a graph of the reference, to draw it or to compare it.
 
-    tokens: all tokens but blank, to which stars are expanded; None leaves them as star labels, for drawing. What cannot
-    be passed is left out: impossible tokens, closed gaps, states past the utterance's. The weights of the stars stay
-    differentiable.
+    tokens: all tokens but blank, to which stars are expanded; None leaves them as star labels, for drawing. Where tokens last,
+    inserted ones have labels of their own then: see `wfst.expand_lasting_stars`. What cannot be passed is left out: impossible
+    tokens, closed gaps, states past the utterance's. The weights of the stars stay differentiable.
 
         >>> from starseq.criteria import stc
         >>> targets, lengths, gaps = torch.tensor([[1, 2]]), torch.tensor([2]), torch.tensor([[-0.5, -0.5, -torch.inf]])
@@ -49,7 +49,7 @@ def to_wfst(label_graph: LabelGraph, b: int = 0, tokens: Sequence[int] | None = 
         1 -> 2  b
         2 -> 2  ∅
     """
-    topology, (blank, enter, stay, star_weight, star_except) = label_graph
+    topology, (blank, enter, stay, star_weight, star_except, lasting) = label_graph
     states = int(topology.num_states[b])
     builder = wfst.GraphBuilder(states, start=[0], final=range(max(states - topology.ends, 0), states))
 
@@ -64,10 +64,16 @@ def to_wfst(label_graph: LabelGraph, b: int = 0, tokens: Sequence[int] | None = 
             add(s, s, stay[b, s])
         if star_weight is not None and star_weight[b, s] != -torch.inf:
             left_out = NONE if star_except is None or s + 1 == states else int(star_except[b, s])
-            builder.add_arc(s, s, wfst.STAR if left_out < 0 else wfst.star_label(left_out), weight=star_weight[b, s])
+            star = wfst.STAR if left_out < 0 else wfst.star_label(left_out)
+            for source in (s - 1, s) if lasting and s > 0 else (s,):
+                builder.add_arc(source, s, star, weight=star_weight[b, s])
+            if lasting:
+                builder.add_arc(s, s, wfst.LASTING if left_out < 0 else wfst.lasting_star_label(left_out))
         if s + 1 < states:
             add(s, s + 1, enter[b, s + 1])
         if s + 2 < states and topology.skip is not None and topology.skip[b, s + 2]:
             add(s, s + 2, enter[b, s + 2])
     graph = builder.build()
-    return graph if tokens is None else wfst.expand_stars(graph, tokens)
+    if tokens is None:
+        return graph
+    return wfst.expand_lasting_stars(graph, tokens, len(tokens) + 1) if lasting else wfst.expand_stars(graph, tokens)

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from starseq import criteria
+from starseq import criteria, emissions
 from starseq.arguments import MATCHINGS, backend_for, check_values, one_of
 from starseq.criteria.graph import LabelGraph
+from starseq.emissions.lasting_torch import begins_and_lasts
 from starseq.emissions.tokens import NONE, Scores
 from starseq.lattice.banded_torch import outside
 
@@ -40,7 +41,8 @@ class AlignedLabel(NamedTuple):
 
 
 class Filling(NamedTuple):
-    """A token that the best path inserts, and its posterior: that this token is inserted in this gap at this frame."""
+    """A token that the best path inserts, and its posterior: that this token is inserted in this gap at this frame. Where tokens
+    last, frame and posterior are those of its first frame."""
 
     token: int
     frame: int
@@ -172,57 +174,96 @@ class _Paths(NamedTuple):
     log_z: Tensor  # (B,)
     enter: Tensor  # posterior of entering a state, of staying in it
     stay: Tensor
-    star: Tensor  # posterior of staying by the star (empty without stars)
-    takes_star: Tensor  # whether the best way to stay is the star, and which token that is
-    filling: Tensor
+    star: Tensor  # posterior of an insertion (empty without stars)
+    filling: Tensor  # the token that the best way to stay inserts, NONE where it inserts nothing, and its posterior
     filling_posterior: Tensor
+    entering: Tensor  # the same of the best way to enter
+    entering_posterior: Tensor
     probability: Tensor  # of the tokens that enter
 
 
 def _paths(logits: Tensor, lengths: Tensor, graph: LabelGraph, backend: str) -> _Paths:
-    emissions = importlib.import_module(f"starseq.emissions.vocabulary_{backend}")
     lattice = importlib.import_module(f"starseq.lattice.banded_{backend}")
     topology, tokens = graph
     has_star = tokens.star_weight is not None
-    arcs: Scores = emissions.scores(logits, tokens, topology, lengths, normalized=True, star=has_star)
+    arcs: Scores = emissions.load(backend, tokens.lasting).scores(
+        logits, tokens, topology, lengths, normalized=True, star=has_star
+    )
     log_alpha, log_beta, log_z = lattice.forward_backward(arcs.stay, arcs.enter, topology, lengths)
     outside_stay, outside_enter = outside(log_alpha, log_beta, log_z, topology)
-    best_stay, takes_star = arcs.stay, torch.zeros_like(arcs.stay, dtype=torch.bool)
-    filling, log_filling = torch.full_like(arcs.stay, NONE, dtype=torch.int64), torch.full_like(arcs.stay, -torch.inf)
+    nothing = torch.full_like(arcs.stay, NONE, dtype=torch.int64)
+    stay, enter = _Best(nothing, arcs.stay, arcs.stay), _Best(nothing, arcs.enter, arcs.enter)
+    star = arcs.star
     if has_star:
         # Sums over a star's tokens give its posterior; the best alignment takes one of them, and no blank besides.
-        filling, log_filling = _best_of_star(logits, graph, arcs)
-        log_blank = (logits[:, :, tokens.blank].to(arcs.norm.dtype) - arcs.norm)[:, :, None]
-        takes_star = log_filling > log_blank
-        best_stay = torch.where(takes_star, log_filling, log_blank).contiguous()
-    path, log_score = lattice.viterbi(best_stay, arcs.enter, topology, lengths)
+        stay, enter = _best_arcs(logits, graph, arcs)
+        star = (outside_stay + arcs.star).exp()
+        if tokens.lasting:
+            star = star + (outside_enter + arcs.star).exp()
+    path, log_score = lattice.viterbi(stay.score, enter.score, topology, lengths)
     result = _Paths(
         path, log_score, log_z,
         enter=(outside_enter + arcs.enter).exp(),
         stay=(outside_stay + arcs.stay).exp(),
-        star=(outside_stay + arcs.star).exp() if has_star else arcs.star,
-        takes_star=takes_star,
-        filling=filling,
-        filling_posterior=(outside_stay + log_filling).exp(),
+        star=star,
+        filling=stay.filling,
+        filling_posterior=(outside_stay + stay.of_filling).exp(),
+        entering=enter.filling,
+        entering_posterior=(outside_enter + enter.of_filling).exp(),
         probability=arcs.enter.exp(),
     )  # fmt: skip
     return _Paths(*(x.cpu() for x in result))
 
 
-def _best_of_star(logits: Tensor, graph: LabelGraph, arcs: Scores) -> tuple[Tensor, Tensor]:
-    """For every frame and state the best token of its star, and the log-weight of inserting that: two (B, T, S)."""
+class _Best(NamedTuple):
+    """The best token of every arc, all (B, T, S): what it inserts (NONE: nothing), the arc's log-score so, that of what it inserts."""
+
+    filling: Tensor
+    score: Tensor
+    of_filling: Tensor
+
+
+def _best_arcs(logits: Tensor, graph: LabelGraph, arcs: Scores) -> tuple[_Best, _Best]:
+    """The best ways to stay in each state and to enter it, where there are stars."""
+    tokens = graph.tokens
+    assert tokens.star_weight is not None
+    x = logits.to(arcs.norm.dtype) - arcs.norm[:, :, None]
+    weight = tokens.star_weight.to(x.dtype)[:, None]
+    log_blank = x[:, :, tokens.blank, None].expand_as(arcs.stay)
+    if not tokens.lasting:
+        return _best_of([(log_blank, None), _best_of_star(x, graph, weight)]), _best_of([(arcs.enter, None)])
+    begins, lasts = begins_and_lasts(x)
+    begin = _best_of_star(begins, graph, weight)
+    last = _best_of_star(lasts, graph, torch.where(weight == -torch.inf, weight, 0.0))
+    # A label's own token stands beside no star, so that its score is all of its arc's.
+    is_gap = (tokens.enter == tokens.blank)[:, None]
+    enter = torch.where(is_gap, log_blank, arcs.enter)
+    return _best_of([(torch.where(is_gap, log_blank, arcs.stay), None), begin, last]), _best_of([(enter, None), begin])
+
+
+def _best_of(ways: Sequence[tuple[Tensor, Tensor | None]]) -> _Best:
+    """Of log-scores (B, T, S) and the tokens they insert, None for nothing; of equals the first."""
+    score, of_filling = ways[0][0], torch.full_like(ways[0][0], -torch.inf)
+    filling = torch.full_like(score, NONE, dtype=torch.int64)
+    for weighs, token in ways[1:]:
+        assert token is not None
+        better = weighs > score
+        score, filling = torch.where(better, weighs, score), torch.where(better, token, filling)
+        of_filling = torch.where(better, weighs, of_filling)
+    return _Best(filling, score.contiguous(), of_filling)
+
+
+def _best_of_star(x: Tensor, graph: LabelGraph, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """For every frame and state the log-weight of the best token of its star, of scores x (B, T, V), and that token: (B, T, S)."""
     topology, tokens = graph
     # Of the three largest at most one is blank and at most one left out.
-    top = logits.topk(min(3, logits.shape[2]), dim=2)
-    values, indices = top.values.to(arcs.norm.dtype) - arcs.norm[:, :, None], top.indices
-    states = torch.arange(tokens.enter.shape[1], device=logits.device)
+    values, indices = x.topk(min(3, x.shape[2]), dim=2)
+    states = torch.arange(tokens.enter.shape[1], device=x.device)
     left_out = torch.full_like(tokens.enter, NONE) if tokens.star_except is None else tokens.star_except
     left_out = left_out.masked_fill(states >= topology.num_states[:, None] - 1, NONE)
     allowed = (indices != tokens.blank)[:, :, None] & (indices[:, :, None] != left_out[:, None, :, None])
     best, place = values[:, :, None].masked_fill(~allowed, -torch.inf).max(dim=3)
-    token = indices[:, :, None].expand_as(allowed).gather(3, place[..., None])[..., 0]
-    assert tokens.star_weight is not None
-    return token, best + tokens.star_weight.to(best.dtype)[:, None]
+    return best + weight, indices[:, :, None].expand_as(allowed).gather(3, place[..., None])[..., 0]
 
 
 def _read(graph: LabelGraph, paths: _Paths, b: int, T: int, U: int, criterion: str, batched: bool) -> Alignment:
@@ -249,16 +290,22 @@ def _read(graph: LabelGraph, paths: _Paths, b: int, T: int, U: int, criterion: s
         result: list[Any] = x[b, torch.arange(T), path].tolist()
         return result
 
-    entered, stayed, takes_star = along(paths.enter), along(paths.stay), along(paths.takes_star)
-    token, token_posterior = along(paths.filling), along(paths.filling_posterior)
-    probability = along(paths.probability)
+    entered, stayed, probability = along(paths.enter), along(paths.stay), along(paths.probability)
+    stays_by = list(zip(along(paths.filling), along(paths.filling_posterior), strict=True))
+    enters_by = list(zip(along(paths.entering), along(paths.entering_posterior), strict=True))
     found: list[list[int]] = [[] for _ in range(U)]
     fillings: list[list[Filling]] = [[] for _ in range(U + 1)]
+    ends = [0] * (U + 1)
+    last = NONE
     for t, (gap, state, before) in enumerate(zip(gaps, states_after, [0, *states_after], strict=False)):
-        if state == before and takes_star[t]:
-            fillings[gap].append(Filling(token[t], t, min(token_posterior[t], 1.0)))
+        token, posterior = (stays_by if state == before else enters_by)[t]
+        if token != NONE:
+            if not (graph.tokens.lasting and token == last):
+                fillings[gap].append(Filling(token, t, min(posterior, 1.0)))
+            ends[gap] = t + 1
         elif (stays if state == before else enters)[state] not in (blank, NONE):
             found[gap - 1].append(t)
+        last = token
     labels = []
     for frames in found:
         state = states_after[frames[0]]
@@ -274,7 +321,7 @@ def _read(graph: LabelGraph, paths: _Paths, b: int, T: int, U: int, criterion: s
             )
         )
     spans = tuple(
-        StarSpan(gap, tokens[0].frame, tokens[-1].frame + 1, tuple(tokens), float(missing[gap]))
+        StarSpan(gap, tokens[0].frame, ends[gap], tuple(tokens), float(missing[gap]))
         for gap, tokens in enumerate(fillings)
         if tokens
     )

@@ -19,6 +19,7 @@ class Tokens(NamedTuple):
     star_weight: (B, S) floating, or None: the log-weight at which the self-loop also consumes *any* token but blank,
         or -inf where it does not.
     star_except: (B, S) integers, or None: the one token that this star leaves out. A graph's last state leaves out nothing.
+    lasting: the stars are of tokens that last, and stand on the arcs that enter their states as well: see `lasting_torch`.
 
     A token outside 0..V-1 is impossible: an arc that consumes it has the score -inf, and a star has nothing to leave out.
     States that an utterance's graph does not have may hold anything.
@@ -29,12 +30,14 @@ class Tokens(NamedTuple):
     stay: Tensor | None = None
     star_weight: Tensor | None = None
     star_except: Tensor | None = None
+    lasting: bool = False
 
 
 class Scores(NamedTuple):
     """Log-scores of the arcs of a label graph at every frame, (B, T, S); undefined past an utterance's frames.
 
-    stay, enter: the self-loops and the entering arcs. star: the part of `stay` that is the star's (empty unless asked for).
+    stay, enter: the self-loops and the entering arcs. star: the part of `stay` that is the star's (empty unless asked for);
+    where tokens last, the part of both that is of tokens that begin.
     norm: (B, T), the log of the sum over the vocabulary, 0 where scores are taken as they are.
     """
 

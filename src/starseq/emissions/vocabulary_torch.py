@@ -22,15 +22,12 @@ def scores(
     logits: Tensor, tokens: Tokens, topology: Topology, lengths: Tensor, *, normalized: bool, star: bool = False
 ) -> Scores:
     """Scores of all arcs. logits: (B, T, V). With `normalized` a log-softmax comes first; with `star` its part is kept."""
-    x = _log_scores(logits, lengths)
-    norm = torch.logsumexp(x, dim=2) if normalized else x.new_zeros(x.shape[:2])
-    norm = norm.masked_fill(norm == -torch.inf, 0)  # a frame without any mass: every score stays -inf
-    x = x - norm[:, :, None]
-    enters, stays, left_out = _whole(tokens, topology)
-    enter, stay = _gather(x, enters), _gather(x, stays)
+    x, norm = log_scores(logits, lengths, normalized)
+    enters, stays, left_out = whole(tokens, topology)
+    enter, stay = gather(x, enters), gather(x, stays)
     if tokens.star_weight is None:
         return Scores(stay, enter, stay.new_empty(0), norm)
-    log_star = tokens.star_weight.to(x.dtype)[:, None] + _star_except(x, left_out, tokens.blank)
+    log_star = tokens.star_weight.to(x.dtype)[:, None] + star_except(x, left_out, tokens.blank)
     return Scores(torch.logaddexp(stay, log_star), enter, log_star if star else stay.new_empty(0), norm)
 
 
@@ -42,33 +39,30 @@ def gradient(
 
     An utterance without any path (log_z = -inf) has gradient 0, one with log_z = NaN has gradient NaN.
     """
-    x = _log_scores(logits, lengths) - norm[:, :, None]
+    x = _wide(logits, lengths) - norm[:, :, None]
     outside_stay, outside_enter = outside(log_alpha, log_beta, log_z, topology)
-    vocabulary = x.shape[2]
 
     result = x.exp() if normalized else torch.zeros_like(x)  # the posteriors of each frame sum to one
-    enter, stay, left_out = _whole(tokens, topology)
+    enter, stay, left_out = whole(tokens, topology)
     if tokens.star_weight is not None:
         weighted = (outside_stay + tokens.star_weight[:, None]).masked_fill(outside_stay == -torch.inf, -torch.inf)
-        result = result - _star_posteriors(x, left_out, weighted, tokens.blank)  # past the states a weight may be NaN
-    arcs = torch.cat([stay, enter], dim=1)
-    posteriors = (_gather(x, arcs) + torch.cat([outside_stay, outside_enter], dim=2)).exp()
-    summed = posteriors @ _same(arcs, vocabulary).to(x.dtype)
-    index = _first_or(arcs, vocabulary)[:, None].expand(
-        -1, x.shape[1], -1
-    )  # each token once; the rest go to a spare column
-    result = torch.nn.functional.pad(result, (0, 1))
-    result = result.scatter(2, index, result.gather(2, index) - summed)[:, :, :vocabulary]
+        # Past the states a weight may be NaN.
+        result = result - (x + log_holding(left_out, weighted, x.shape[2], tokens.blank)).exp()
+    arcs, around = torch.cat([stay, enter], dim=1), torch.cat([outside_stay, outside_enter], dim=2)
+    return for_logits(result - arc_posteriors(x, arcs, around), grad, logits, lengths, log_z)
 
-    result = result * grad.to(x.dtype)[:, None, None]
+
+def for_logits(result: Tensor, grad: Tensor, logits: Tensor, lengths: Tensor, log_z: Tensor) -> Tensor:
+    """grad * result, (B, T, V), as the gradient of the logits: theirs in type and layout, 0 past the lengths and without a path."""
+    result = result * grad.to(result.dtype)[:, None, None]
     result = result.masked_fill((log_z == -torch.inf)[:, None, None], 0).masked_fill(
         log_z.isnan()[:, None, None], torch.nan
     )
-    past = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
+    past = torch.arange(logits.shape[1], device=logits.device) >= lengths[:, None]
     return torch.empty_like(logits).copy_(result.masked_fill(past[:, :, None], 0))
 
 
-def _whole(tokens: Tokens, topology: Topology) -> tuple[Tensor, Tensor, Tensor]:
+def whole(tokens: Tokens, topology: Topology) -> tuple[Tensor, Tensor, Tensor]:
     """What each state's entering arcs consume, its self-loop, and what its star leaves out, with nothing left unsaid."""
     nothing = torch.full_like(tokens.enter, NONE)
     enter, stay = tokens.enter, tokens.stay
@@ -80,18 +74,36 @@ def _whole(tokens: Tokens, topology: Topology) -> tuple[Tensor, Tensor, Tensor]:
     return enter, stay, left_out
 
 
-def _log_scores(logits: Tensor, lengths: Tensor) -> Tensor:
+def log_scores(logits: Tensor, lengths: Tensor, normalized: bool) -> tuple[Tensor, Tensor]:
+    """log P, (B, T, V), and the log of the sum over the vocabulary that was taken off, (B, T): 0 where scores are taken as they are."""
+    x = _wide(logits, lengths)
+    norm = torch.logsumexp(x, dim=2) if normalized else x.new_zeros(x.shape[:2])
+    norm = norm.masked_fill(norm == -torch.inf, 0)  # a frame without any mass: every score stays -inf
+    return x - norm[:, :, None], norm
+
+
+def _wide(logits: Tensor, lengths: Tensor) -> Tensor:
     """The logits in double precision (single where a device has no other), with zeros past the lengths."""
     x = logits.to(torch.float32 if logits.device.type == "mps" else torch.float64)
     past = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
     return x.masked_fill(past[:, :, None], 0)
 
 
-def _gather(x: Tensor, tokens: Tensor) -> Tensor:
+def gather(x: Tensor, tokens: Tensor) -> Tensor:
     """x (B, T, V) at tokens (B, S): (B, T, S), with -inf for impossible tokens."""
     possible = _possible(tokens, x.shape[2])
     index = tokens.masked_fill(~possible, 0).long()[:, None].expand(-1, x.shape[1], -1)
     return x.gather(2, index).masked_fill(~possible[:, None], -torch.inf)
+
+
+def arc_posteriors(x: Tensor, arcs: Tensor, log_outside: Tensor) -> Tensor:
+    """(B, T, V): the posterior of each token on arcs that consume `arcs`, (B, A), and have `log_outside`, (B, T, A), around them."""
+    vocabulary = x.shape[2]
+    posteriors = (gather(x, arcs) + log_outside).exp()
+    summed = posteriors @ _same(arcs, vocabulary).to(x.dtype)
+    # Each token once; the rest go to a spare column.
+    index = _first_or(arcs, vocabulary)[:, None].expand(-1, x.shape[1], -1)
+    return x.new_zeros(*x.shape[:2], vocabulary + 1).scatter(2, index, summed)[:, :, :vocabulary]
 
 
 def _possible(tokens: Tensor, vocabulary: int) -> Tensor:
@@ -115,7 +127,7 @@ def _holds_largest(sizes: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
     return (tokens[:, None] == largest) & _possible(tokens, vocabulary)[:, None]
 
 
-def _star_except(x: Tensor, tokens: Tensor, blank: int) -> Tensor:
+def star_except(x: Tensor, tokens: Tensor, blank: int) -> Tensor:
     """(B, T, S): the log-sum over all tokens but blank and the one given for each state."""
     blanks = torch.arange(x.shape[2], device=x.device) == blank
     x = x.masked_fill(blanks, -torch.inf)
@@ -123,23 +135,22 @@ def _star_except(x: Tensor, tokens: Tensor, blank: int) -> Tensor:
     # At most one token can hold more than half of the star: that one is left out by adding up the others.
     others = torch.logsumexp(x.scatter(2, place, -torch.inf), dim=2, keepdim=True)
     star = torch.logaddexp(others, top)
-    left_out = _gather(x, tokens)
+    left_out = gather(x, tokens)
     share = (left_out - star).exp().masked_fill(left_out == -torch.inf, 0)
     return torch.where(left_out == top, others, star + torch.log1p(-share))
 
 
-def _star_posteriors(x: Tensor, tokens: Tensor, log_outside: Tensor, blank: int) -> Tensor:
-    """(B, T, V): the posterior of each token as a star: x times the sum of exp(log_outside) over the stars that hold it."""
-    vocabulary = x.shape[2]
-    top = log_outside.max(dim=2, keepdim=True).values.clamp(min=torch.finfo(x.dtype).min)
+def log_holding(tokens: Tensor, log_outside: Tensor, vocabulary: int, blank: int) -> Tensor:
+    """(B, T, V): for each token the log-sum of `log_outside`, (B, T, S), over the stars that hold it: that do not leave it out."""
+    top = log_outside.max(dim=2, keepdim=True).values.clamp(min=torch.finfo(log_outside.dtype).min)
     sizes = (log_outside - top).exp()
     total = sizes.sum(dim=2, keepdim=True)
-    own = sizes @ _same(tokens, vocabulary).to(x.dtype)
+    own = sizes @ _same(tokens, vocabulary).to(sizes.dtype)
     largest = _holds_largest(own, tokens, vocabulary)
     others = torch.logsumexp(log_outside.masked_fill(largest, -torch.inf), dim=2, keepdim=True)
-    log_holding = torch.where(largest, others, top + (total - own).log())
+    of_left_out = torch.where(largest, others, top + (total - own).log())
 
-    posteriors = torch.nn.functional.pad((x + top + total.log()).exp(), (0, 1))
-    posteriors[:, :, blank] = 0
-    index = _first_or(tokens, vocabulary)[:, None].expand(-1, x.shape[1], -1)
-    return posteriors.scatter(2, index, (_gather(x, tokens) + log_holding).exp())[:, :, :vocabulary]
+    result = (top + total.log()).repeat(1, 1, vocabulary + 1)
+    result[:, :, blank] = -torch.inf
+    index = _first_or(tokens, vocabulary)[:, None].expand(-1, top.shape[1], -1)
+    return result.scatter(2, index, of_left_out)[:, :, :vocabulary]

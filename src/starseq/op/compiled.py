@@ -89,7 +89,7 @@ def _forward_fake(
     sums = logits.new_empty(batch, frames + 1, states, dtype=torch.float64)
     return (
         logits.new_empty(batch, dtype=dtype),
-        logits.new_empty(batch, states, dtype=dtype) if inserted else logits.new_empty(0, dtype=dtype),
+        logits.new_empty(batch, targets.shape[1] + 1, dtype=dtype) if inserted else logits.new_empty(0, dtype=dtype),
         logits.new_empty(batch, frames, dtype=torch.float64),
         sums,
         torch.empty_like(sums) if differentiable or inserted else sums.new_empty(0),

@@ -1,6 +1,7 @@
 """The operation as a chain of parts that know nothing of each other: label graph, emissions, lattice, reduction. For any backend.
 
-Backends are pairs of modules under the same function names: emissions/vocabulary_<name>.py and lattice/banded_<name>.py.
+Backends are pairs of modules under the same function names: emissions/vocabulary_<name>.py and lattice/banded_<name>.py. Where
+inserted tokens last, emissions/lasting_torch.py stands for the first.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from starseq import criteria
+from starseq import criteria, emissions
 from starseq.arguments import check_values
 from starseq.criteria.graph import LabelGraph
+from starseq.lattice.banded_torch import outside
 from starseq.op.reduction import for_each, reduce
 from starseq.op.setting import Batch, Request, Saved, Setting, loss_dtype, turned
 
@@ -65,10 +67,10 @@ def checked_graph(batch: Batch, setting: Setting, validate: bool) -> LabelGraph:
 def sums_of(
     batch: Batch, graph: LabelGraph, setting: Setting, inserted: bool, differentiable: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Losses (B,), insertions (B, S) or empty, and what the gradient needs: norm, log_alpha, log_beta, log_z."""
+    """Losses (B,), insertions (B, U+1) or empty, and what the gradient needs: norm, log_alpha, log_beta, log_z."""
     logits, _, lengths, _, _ = batch
-    emissions, lattice = _backend(setting.backend)
-    arcs = emissions.scores(logits, graph.tokens, graph.topology, lengths, normalized=setting.normalized, star=inserted)
+    lattice = _lattice(setting.backend)
+    arcs = _emissions(setting, graph).scores(logits, graph.tokens, graph.topology, lengths, normalized=setting.normalized, star=inserted)
     log_alpha, log_beta, log_z = lattice.forward_backward(
         arcs.stay, arcs.enter, graph.topology, lengths,
         backward=differentiable or inserted, exact=logits.dtype == torch.float64,
@@ -76,7 +78,7 @@ def sums_of(
     dtype = loss_dtype(logits)
     insertions = logits.new_empty(0, dtype=dtype)
     if inserted:
-        insertions = _insertions(arcs.star, log_alpha, log_beta, log_z, graph.topology.num_states, lengths).to(dtype)
+        insertions = _insertions(arcs.star, log_alpha, log_beta, log_z, graph, lengths).to(dtype)
     return -log_z.to(dtype), insertions, arcs.norm, log_alpha, log_beta, log_z
 
 
@@ -85,17 +87,17 @@ def best_path(batch: Batch, setting: Setting) -> Tensor:
     no path. A star counts by the sum of its tokens."""
     logits, targets, lengths, target_lengths, log_penalty = batch
     graph = label_graph(setting.criterion, targets, target_lengths, log_penalty, setting.matching, setting.blank)
-    emissions, lattice = _backend(setting.backend)
-    arcs = emissions.scores(logits, graph.tokens, graph.topology, lengths, normalized=setting.normalized, star=False)
-    path: Tensor = lattice.viterbi(arcs.stay, arcs.enter, graph.topology, lengths)[0]
+    arcs = _emissions(setting, graph).scores(
+        logits, graph.tokens, graph.topology, lengths, normalized=setting.normalized, star=False
+    )
+    path: Tensor = _lattice(setting.backend).viterbi(arcs.stay, arcs.enter, graph.topology, lengths)[0]
     return path
 
 
 def gradient(each: Tensor, batch: Batch, graph: LabelGraph, sums: Sequence[Tensor], setting: Setting) -> Tensor:
     """The gradient by the logits; each: (B,), what the utterances' losses get; sums: the last four of `sums_of`."""
-    emissions, _ = _backend(setting.backend)
     topology, tokens = graph
-    result: Tensor = emissions.gradient(
+    result: Tensor = _emissions(setting, graph).gradient(
         each, batch[0], tokens, topology, batch[2], *sums, normalized=setting.normalized
     )
     return result
@@ -110,20 +112,26 @@ def penalty_gradient(each: Tensor, insertions: Tensor, log_penalty: Tensor | Non
 _criterion = functools.cache(criteria.load)
 
 
+def _emissions(setting: Setting, graph: LabelGraph) -> ModuleType:
+    return emissions.load(setting.backend, graph.tokens.lasting)
+
+
 @functools.cache
-def _backend(name: str) -> tuple[ModuleType, ModuleType]:
-    return (
-        importlib.import_module(f"starseq.emissions.vocabulary_{name}"),
-        importlib.import_module(f"starseq.lattice.banded_{name}"),
-    )
+def _lattice(backend: str) -> ModuleType:
+    return importlib.import_module(f"starseq.lattice.banded_{backend}")
 
 
 def _insertions(
-    log_star: Tensor, log_alpha: Tensor, log_beta: Tensor, log_z: Tensor, num_states: Tensor, lengths: Tensor
+    log_star: Tensor, log_alpha: Tensor, log_beta: Tensor, log_z: Tensor, graph: LabelGraph, lengths: Tensor
 ) -> Tensor:
-    """The expected number of tokens that each state's star consumed, (B, S): the posteriors of these arcs, summed."""
-    posterior = (log_alpha[:, :-1] + log_star + log_beta[:, 1:] - log_z[:, None, None]).exp()
+    """The expected number of tokens that each gap's star consumed, (B, U+1): the posteriors of these arcs, summed."""
+    (num_states, _, _), tokens = graph
+    outside_stay, outside_enter = outside(log_alpha, log_beta, log_z, graph.topology)
+    posterior = (outside_stay + log_star).exp()
+    if tokens.lasting:
+        posterior = posterior + (outside_enter + log_star).exp()
     inside = torch.arange(log_star.shape[1], device=lengths.device) < lengths[:, None]
     exists = torch.arange(log_star.shape[2], device=lengths.device) < num_states[:, None]
     possible = (log_z != -torch.inf)[:, None, None]
-    return posterior.masked_fill(~(inside[:, :, None] & exists[:, None] & possible), 0).sum(dim=1)
+    of_states = posterior.masked_fill(~(inside[:, :, None] & exists[:, None] & possible), 0).sum(dim=1)
+    return of_states[:, ::2] if tokens.lasting else of_states  # between them are the labels

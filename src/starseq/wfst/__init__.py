@@ -5,12 +5,16 @@ Torch's autograd is the autograd over graphs: ``forward_score(compose(a, b))`` d
 
 from starseq.wfst.compose import compose, intersect
 from starseq.wfst.draw import to_dot, to_svg, to_text
-from starseq.wfst.emission import emission_graph
+from starseq.wfst.emission import emission_graph, with_begins_and_lasts
 from starseq.wfst.graph import EPSILON, Arc, Graph, GraphBuilder
 from starseq.wfst.label_graphs import (
+    LASTING,
     STAR,
     ctc_graph,
+    expand_lasting_stars,
     expand_stars,
+    lasting_star_label,
+    lasting_stc_graph,
     selfless_ctc_graph,
     star_label,
     star_symbols,
@@ -18,13 +22,14 @@ from starseq.wfst.label_graphs import (
     stc_graph,
     stc_positions,
 )
-from starseq.wfst.losses import ctc, selfless_ctc, stc
+from starseq.wfst.losses import ctc, lasting_stc, selfless_ctc, stc
 from starseq.wfst.rational import closure, concatenate, union
 from starseq.wfst.score import Path, forward_score, viterbi_path
 from starseq.wfst.topology import trim
 
 __all__ = [
     "EPSILON",
+    "LASTING",
     "STAR",
     "Arc",
     "Graph",
@@ -36,9 +41,13 @@ __all__ = [
     "ctc",
     "ctc_graph",
     "emission_graph",
+    "expand_lasting_stars",
     "expand_stars",
     "forward_score",
     "intersect",
+    "lasting_star_label",
+    "lasting_stc",
+    "lasting_stc_graph",
     "selfless_ctc",
     "selfless_ctc_graph",
     "star_label",
@@ -53,4 +62,5 @@ __all__ = [
     "trim",
     "union",
     "viterbi_path",
+    "with_begins_and_lasts",
 ]

@@ -1,10 +1,13 @@
-"""Label graphs of one utterance, written by hand as the papers draw them: CTC, selfless CTC and STC.
+"""Label graphs of one utterance, written by hand as the papers draw them: CTC, selfless CTC and STC; and STC whose tokens last.
 
 A label graph accepts the alignments of a target: the sequences of one token per frame that mean it.
 
 A star arc of the published STC graph is passed by any token, or by any token but y. Here such an arc first carries a
 label of its own, `STAR` or ``star_label(y)``: that is the form to draw. `expand_stars` replaces it by one arc per
 token: that is the form to compute with.
+
+Where tokens last there are two kinds of stars, of tokens that begin and of tokens that last, and three scores of a token:
+see `expand_lasting_stars`.
 """
 
 from __future__ import annotations
@@ -29,20 +32,31 @@ def star_label(excluded: int) -> int:
     return STAR - 1 - excluded
 
 
+LASTING = -(2**32)
+"""The label of an arc that any token passes which was there a frame before."""
+
+
+def lasting_star_label(excluded: int) -> int:
+    """Return the label of an arc that any token but one passes which was there a frame before, written star…∖excluded."""
+    return LASTING - 1 - excluded
+
+
 def star_symbols(symbols: Mapping[int, str] | Sequence[str]) -> Callable[[int], str]:
-    """Return a function that names labels for drawing: tokens by `symbols`, stars as ``∗`` and ``∗∖a``.
+    """Return a function that names labels for drawing: tokens by `symbols`, stars as ``∗`` and ``∗∖a``, such that last as ``∗…``.
 
     Example:
         >>> name = star_symbols(["-", "a", "b"])
-        >>> name(1), name(STAR), name(star_label(2))
-        ('a', '∗', '∗∖b')
+        >>> name(1), name(STAR), name(star_label(2)), name(lasting_star_label(1))
+        ('a', '∗', '∗∖b', '∗…∖a')
     """
 
     def name(label: int) -> str:
         if label > STAR:
             return symbols[label]
-        star = "\N{ASTERISK OPERATOR}"
-        return star if label == STAR else f"{star}\N{SET MINUS}{symbols[STAR - 1 - label]}"
+        star, of_all = "\N{ASTERISK OPERATOR}", STAR
+        if label <= LASTING:
+            star, of_all = f"{star}\N{HORIZONTAL ELLIPSIS}", LASTING
+        return star if label == of_all else f"{star}\N{SET MINUS}{symbols[of_all - 1 - label]}"
 
     return name
 
@@ -68,6 +82,33 @@ def expand_stars(graph: Graph, tokens: Iterable[int]) -> Graph:
         passing = [token for token in tokens if star_label(token) != arc.input] if arc.input <= STAR else [arc.input]
         arcs += [Arc(arc.source, arc.target, token, token) for token in passing]
         comes_from += [i] * len(passing)
+    return Graph(graph.num_states, arcs, graph.weights[comes_from], graph.start, graph.final)
+
+
+def expand_lasting_stars(graph: Graph, tokens: Iterable[int], size: int) -> Graph:
+    """Replace the stars of a graph whose tokens last by an arc for each of `tokens` that they let pass.
+
+    A token has three labels: v where it is a label of the target, ``size + v`` where it begins as an inserted one, and
+    ``2 * size + v`` where it lasts as such. `size` is that of the alphabet, the blank included.
+
+    Example:
+        >>> builder = GraphBuilder(1, start=[0], final=[0])
+        >>> for label in (star_label(2), lasting_star_label(2)):
+        ...     builder.add_arc(0, 0, label)
+        >>> [arc.input for arc in expand_lasting_stars(builder.build(), tokens=[1, 2, 3], size=4).arcs]
+        [5, 7, 9, 11]
+    """
+    tokens = list(tokens)
+    arcs: list[Arc] = []
+    comes_from: list[int] = []
+    for i, arc in enumerate(graph.arcs):
+        labels = [arc.input]
+        if arc.input <= LASTING:
+            labels = [2 * size + v for v in tokens if lasting_star_label(v) != arc.input]
+        elif arc.input <= STAR:
+            labels = [size + v for v in tokens if star_label(v) != arc.input]
+        arcs += [Arc(arc.source, arc.target, label, label) for label in labels]
+        comes_from += [i] * len(labels)
     return Graph(graph.num_states, arcs, graph.weights[comes_from], graph.start, graph.final)
 
 
@@ -195,6 +236,46 @@ def stc_chain(
             builder.add_arc(l, l + 1, target[l])
     graph = builder.build()
     return graph if tokens is None else expand_stars(graph, tokens)
+
+
+def lasting_stc_graph(
+    target: Sequence[int],
+    blank: int = 0,
+    tokens: Iterable[int] | None = None,
+    log_penalty: float | Tensor = 0.0,
+    matching: Matching = "leftmost",
+    size: int | None = None,
+) -> Graph:
+    """Return the label graph of STC with the collapse of CTC, 2U + 1 states numbered as in `ctc_graph`: blanks have the stars.
+
+    A gap is entered by the blank or by a token that begins; it stays by these, and by a token that lasts, which costs nothing.
+    With `tokens`, all but the blank, stars are expanded as `expand_lasting_stars` does, by `size`, by default one more than there
+    are tokens. Other arguments and errors as in `stc_graph`.
+
+    Example:
+        >>> lasting_stc_graph([1], tokens=[1, 2], log_penalty=-0.5)  # the last gap leaves nothing out
+        Graph(3 states, 13 arcs, start=(0,), final=(1, 2))
+    """
+    U = _count_labels(target, blank)
+    builder = GraphBuilder(2 * U + 1, start=[0], final=range(max(2 * U - 1, 0), 2 * U + 1))
+    for l, (star, weight) in enumerate(_stars(target, log_penalty, matching)):
+        label_node, gap_node, next_node = 2 * l - 1, 2 * l, 2 * l + 1
+        for node in (label_node, gap_node) if l > 0 else (gap_node,):
+            builder.add_arc(node, gap_node, blank)
+            builder.add_arc(node, gap_node, star, weight=weight)
+        if weight != -math.inf:
+            builder.add_arc(gap_node, gap_node, LASTING + star - STAR)
+        if l > 0:
+            builder.add_arc(label_node, label_node, target[l - 1])
+        if l < U:
+            builder.add_arc(gap_node, next_node, target[l])
+        if 0 < l < U and target[l] != target[l - 1]:
+            builder.add_arc(label_node, next_node, target[l])
+    graph = builder.build()
+    if tokens is None:
+        return graph
+    tokens = list(tokens)
+    return expand_lasting_stars(graph, tokens, len(tokens) + 1 if size is None else size)
 
 
 def stc_positions(U: int) -> list[tuple[float, float]]:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from starseq.wfst.compose import intersect
-from starseq.wfst.emission import emission_graph
+from starseq.wfst.emission import emission_graph, with_begins_and_lasts
 from starseq.wfst.graph import Graph
-from starseq.wfst.label_graphs import Matching, ctc_graph, selfless_ctc_graph, stc_graph
+from starseq.wfst.label_graphs import Matching, ctc_graph, lasting_stc_graph, selfless_ctc_graph, stc_graph
 from starseq.wfst.score import forward_score
 
 
@@ -91,6 +91,35 @@ def stc(
     if isinstance(log_penalty, Tensor):
         log_penalty = log_penalty.cpu()
     return _negative_log_weight(log_probs, stc_graph(target, blank, tokens, log_penalty, matching))
+
+
+def lasting_stc(
+    log_probs: Tensor,
+    target: Sequence[int],
+    *,
+    log_penalty: float | Tensor,
+    blank: int = 0,
+    matching: Matching = "leftmost",
+) -> Tensor:
+    """Return the loss of STC with the collapse of CTC: labels last freely, an inserted token pays when it begins.
+
+    The scores of a token that begins and of one that lasts are those of `with_begins_and_lasts`. Arguments and result as in `stc`;
+    `log_probs` must be of probabilities.
+
+    Example:
+        A 1 that is certain in two frames is one token: the label, which lasts. Or a label, and another 1 that would have to begin.
+
+        >>> lasting_stc(torch.tensor([[0.0, 1.0], [0.0, 1.0]]).log(), [1], log_penalty=0.0).neg().exp()
+        tensor(1.)
+    """
+    tokens = [v for v in range(log_probs.shape[-1]) if v != blank]
+    if isinstance(log_penalty, Tensor):
+        log_penalty = log_penalty.cpu()
+    graph = lasting_stc_graph(target, blank, tokens, log_penalty, matching, size=log_probs.shape[-1])
+    scores = with_begins_and_lasts(log_probs.to("cpu", torch.float64))
+    return _negative_log_weight(scores, graph).to(
+        log_probs.device, torch.promote_types(log_probs.dtype, torch.float32)
+    )
 
 
 def _negative_log_weight(log_probs: Tensor, label_graph: Graph) -> Tensor:

@@ -1,0 +1,149 @@
+"""STC whose tokens last: the ladder of truth, and what it is at its ends."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests import brute_force, cases
+from tests.cases import BACKENDS, CLOSED, FAST, HALF, MATCHINGS, RUNGS, assert_same, few, run, truth
+from tests.test_loss_ladder import SHAPES
+
+import starseq
+
+NAME = "lasting_stc"
+
+
+@pytest.mark.parametrize(("backend", "dtype"), RUNGS)
+@few
+@given(batch=cases.batches(most_alignments=260), concatenate=st.booleans())
+def test_against_brute_force(backend: str, dtype: torch.dtype, batch: cases.Batch, concatenate: bool) -> None:
+    assert_same(run(NAME, batch, backend, dtype, concatenate=concatenate), truth(NAME, batch), dtype)
+
+
+@pytest.mark.parametrize(("backend", "dtype"), RUNGS)
+@pytest.mark.parametrize("case", brute_force.read_vectors(NAME), ids=lambda case: case["name"])
+def test_published_vectors(backend: str, dtype: torch.dtype, case: dict[str, Any]) -> None:
+    logits = torch.tensor(case["logits"], dtype=torch.float64).reshape(case["shape"])
+    logits = logits.to(BACKENDS[backend], dtype).requires_grad_()
+    loss, inserted = starseq.lasting_stc_loss(
+        logits, torch.tensor(case["target"], dtype=torch.int64), (len(logits),), (len(case["target"]),),
+        penalty=torch.tensor(case["log_penalty"], dtype=torch.float64), matching=case["matching"], blank=case["blank"],
+        reduction="none", return_inserted=True, backend=backend,
+    )  # fmt: skip
+    (grad,) = torch.autograd.grad(loss, logits)
+    expected = torch.tensor(case["grad_logits"], dtype=torch.float64).reshape(case["shape"])
+    tolerance = cases.TOLERANCES[dtype]
+    torch.testing.assert_close(loss.cpu().double().item(), case["loss"], **tolerance)
+    torch.testing.assert_close(grad.cpu().double(), expected, **tolerance)
+    torch.testing.assert_close(inserted.tolist(), case["inserted"], **tolerance)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("matching", MATCHINGS)
+@pytest.mark.parametrize("dtype", cases.TOLERANCES)
+@pytest.mark.parametrize("backend", [name for name in FAST if name != "torch"])
+def test_larger_shapes_against_torch(shape: str, matching: str, dtype: torch.dtype, backend: str) -> None:
+    batch = cases.random_batch(**SHAPES[shape], blank=3, matching=matching)
+    assert_same(run(NAME, batch, backend, dtype), run(NAME, batch, "torch"), dtype)
+
+
+def test_larger_shapes_torch_against_wfst() -> None:
+    batch = cases.random_batch(T=14, B=2, V=6, U=5, blank=3)
+    assert_same(run(NAME, batch, "torch"), run(NAME, batch, "wfst"))
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("matching", MATCHINGS)
+def test_gradcheck(backend: str, matching: str) -> None:
+    batch = cases.random_batch(T=5, B=2, V=3, U=2, blank=1, extra=0)
+    logits = batch.logits.nan_to_num(nan=0.5).requires_grad_()
+    targets = batch.targets.clamp(max=2)
+
+    def loss(x: torch.Tensor, penalty: torch.Tensor) -> Any:
+        return starseq.lasting_stc_loss(
+            x, targets, batch.input_lengths, batch.target_lengths, penalty=penalty, blank=1, matching=matching,
+            reduction="none", backend=backend,
+        )  # fmt: skip
+
+    for shape in [(), (2,), (2, max(batch.target_lengths) + 1)]:
+        penalty = -torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        assert torch.autograd.gradcheck(loss, (logits, penalty.sub(0.1).requires_grad_()))
+
+
+@pytest.mark.parametrize("backend", FAST)
+@few
+@given(batch=cases.batches())
+def test_with_every_gap_closed_it_is_ctc(backend: str, batch: cases.Batch) -> None:
+    closed = cases.replace(batch, penalty=torch.full_like(batch.penalty, CLOSED), normalized=True)
+    ours, theirs = run(NAME, closed, backend), run("ctc", closed, backend)
+    assert_same(ours, theirs._replace(inserted=torch.zeros_like(batch.penalty)))
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_an_inserted_token_pays_once_however_long_it_lasts(backend: str) -> None:
+    sure = [[30.0, 0, 0], [0, 0, 30.0], [0, 0, 30.0], [0, 0, 30.0], [0, 30.0, 0], [0, 30.0, 0]]  # nothing, 2 2 2, 1 1
+    batch = cases.batch_of([torch.tensor(sure)], [[1]], HALF)
+    result = run(NAME, batch, backend)
+    assert result.loss.item() == pytest.approx(-HALF, abs=1e-9)
+    assert result.inserted is not None
+    assert result.inserted[0, :2].tolist() == pytest.approx([1.0, 0.0], abs=1e-9)
+    assert run("stc", batch, backend).loss.item() == pytest.approx(-4 * HALF, abs=0.01)  # for each frame too many
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_insertions_are_the_slope_of_the_penalty(backend: str) -> None:
+    batch = cases.random_batch(T=12, B=3, V=5, U=4)
+    penalty = batch.penalty.nan_to_num(nan=-1.0).requires_grad_()
+    logits = batch.logits.nan_to_num(nan=0.0)
+    loss, inserted = starseq.lasting_stc_loss(
+        logits, batch.targets.clamp(1, 4), batch.input_lengths, batch.target_lengths, penalty=penalty, reduction="sum",
+        return_inserted=True, backend=backend,
+    )  # fmt: skip
+    (slope,) = torch.autograd.grad(loss, penalty)
+    torch.testing.assert_close(inserted, -slope)
+    assert inserted.sum() > 0
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_without_an_alignment(backend: str) -> None:
+    """Two equal labels need a frame between them."""
+    logits = torch.zeros(2, 1, 3, requires_grad=True)
+    arguments = torch.tensor([[1, 1]]), (2,), (2,)
+    loss = starseq.lasting_stc_loss(logits, *arguments, backend=backend, reduction="sum")
+    assert loss.item() == math.inf
+    assert starseq.stc_loss(logits, *arguments, backend=backend, reduction="sum").isfinite()
+    zero = starseq.LastingSTCLoss(zero_infinity=True, reduction="sum", backend=backend)(logits, *arguments)
+    (grad,) = torch.autograd.grad(zero, logits)
+    assert (zero.item(), grad.abs().sum().item()) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("backend", FAST)
+def test_half_precisions(backend: str, dtype: torch.dtype) -> None:
+    batch = cases.random_batch(T=40, B=3, V=20, U=10, extra=0)
+    logits = batch.logits.nan_to_num(nan=0.0).to(dtype)
+    arguments = batch.targets, batch.input_lengths, batch.target_lengths
+    gradients = []
+    for x in (logits.double(), logits):
+        x = x.detach().requires_grad_()
+        loss = starseq.lasting_stc_loss(x, *arguments, backend=backend)
+        loss.backward()
+        gradients.append((loss.detach().double(), x.grad.double()))
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-2, atol=1e-2)
+
+
+def test_compiled() -> None:
+    batch = cases.random_batch(T=12, B=2, V=5, U=3, extra=0)
+    logits, targets = batch.logits.nan_to_num(nan=0.0), batch.targets
+
+    def loss(x: torch.Tensor) -> Any:
+        return starseq.lasting_stc_loss(x, targets, batch.input_lengths, batch.target_lengths, return_inserted=True)
+
+    together = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(together(logits), loss(logits))
