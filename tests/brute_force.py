@@ -113,7 +113,9 @@ def lasting_stc(
 
     terms: list[float] = []
     inserted: list[list[float]] = [[] for _ in p]  # of each gap: a term for every token that begins there
-    counts: list[list[list[float]]] = [[[] for _ in range(V)] for _ in range(T)]  # the terms that hold P_t(v), and shares
+    counts: list[list[list[float]]] = [
+        [[] for _ in range(V)] for _ in range(T)
+    ]  # the terms that hold P_t(v), and shares
     for alignment in itertools.product(range(V), repeat=T):
         for reading in _lasting_readings(alignment, target, is_open, blank, matching):
             term = math.prod(probs[t][v] for t, v in enumerate(alignment))

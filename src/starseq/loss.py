@@ -111,8 +111,8 @@ def lasting_stc_loss(
         gap l:    stay = P_t(blank) + p_l * B_t(star \ y_{l+1}) + L_t(star \ y_{l+1}),    enter = stay without L
         label l:  stay = enter = P_t(y_l)
 
-    Arguments and results as in stc_loss. A log-softmax is always applied: 1 - P is that of probabilities. With every gap closed it is
-    ctc_loss. It costs more than stc_loss, the more the larger the vocabulary: see docs/PERFORMANCE.md.
+    Arguments and results as in stc_loss. A log-softmax is always applied: 1 - P is that of probabilities. With every gap closed it
+    is ctc_loss. It can be negative: see docs/algorithm.md, section 8. It costs more than stc_loss: see docs/PERFORMANCE.md.
 
         >>> logits = torch.tensor([[[0.2, 0.3, 0.5]], [[0.2, 0.5, 0.3]]]).log()      # T=2 frames, B=1, V=3 with blank
         >>> loss = lasting_stc_loss(logits, torch.tensor([[1]]), (2,), (1,), penalty=math.log(0.5))

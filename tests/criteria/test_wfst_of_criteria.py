@@ -82,7 +82,9 @@ def by_description(name: str, case: Case) -> Tensor:
     losses = []
     for b, frames in enumerate(case.input_lengths.tolist()):
         log_probs = case.logits[b, :frames].log_softmax(dim=1)
-        emissions = wfst.emission_graph(wfst.with_begins_and_lasts(log_probs) if described.tokens.lasting else log_probs)
+        emissions = wfst.emission_graph(
+            wfst.with_begins_and_lasts(log_probs) if described.tokens.lasting else log_probs
+        )
         losses.append(-wfst.forward_score(wfst.intersect(emissions, criteria.to_wfst(described, b, tokens))))
     return torch.stack(losses)
 

@@ -26,7 +26,7 @@ def test_every_criterion_is_drawn_in_every_format() -> None:
 @pytest.mark.parametrize(
     ("criterion", "published", "states"),
     [("ctc", False, 7), ("ctc", True, 7), ("selfless_ctc", False, 4), ("selfless_ctc", True, 7), ("stc", False, 4),
-     ("stc", True, 11)],
+     ("stc", True, 11), ("lasting_stc", False, 7), ("lasting_stc", True, 7)],
 )  # fmt: skip
 def test_the_published_graph_has_more_states(criterion: str, published: bool, states: int) -> None:
     assert draw(criterion, "cat", published=published, format="svg").count('class="state"') == states
@@ -73,7 +73,7 @@ def test_no_labels_at_all() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (("cctc", "cat"), {}, r"^criterion: 'cctc' is none of ctc, selfless_ctc, stc$"),
+        (("cctc", "cat"), {}, r"^criterion: 'cctc' is none of ctc, lasting_stc, selfless_ctc, stc$"),
         (("ctc", "c*t"), {}, r"^text: 'c\*t' marks gaps, and ctc has none$"),
         (("ctc", "cat"), {"penalty": -0.5}, r"^penalty: ctc has no star to weigh$"),
         (("stc", "cat"), {"penalty": 0.5}, r"^penalty: 0.5 is not a log-weight <= 0$"),

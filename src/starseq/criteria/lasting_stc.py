@@ -7,8 +7,8 @@ B_t(v) = P_t(v) (1 - P_{t-1}(v)) that a token begins, and L_t(v) = P_t(v) P_{t-1
     enter(t, gap l)   = P_t(blank) + p_l * B_t(star \ y_{l+1})
     stay(t, label l)  = enter(t, label l) = P_t(y_l),       entered from its gap or, where the labels differ, from the label before
 
-So an inserted token pays once, however long it lasts, as surely as its frames show it. With all gaps closed this is CTC. What is left
-out, and where nothing is, is as in `stc`.
+So an inserted token pays once, however long it lasts, as surely as its frames show it. With all gaps closed this is CTC. What is
+left out, and where nothing is, is as in `stc`.
 """
 
 from __future__ import annotations

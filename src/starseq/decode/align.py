@@ -216,7 +216,7 @@ def _paths(logits: Tensor, lengths: Tensor, graph: LabelGraph, backend: str) -> 
 
 
 class _Best(NamedTuple):
-    """The best token of every arc, all (B, T, S): what it inserts (NONE: nothing), the arc's log-score so, that of what it inserts."""
+    """The best way of every arc, all (B, T, S): the token it inserts (NONE: nothing), its log-score, and that of an insertion."""
 
     filling: Tensor
     score: Tensor

@@ -81,7 +81,9 @@ def gradient(
 
 def begins_and_lasts(x: Tensor) -> tuple[Tensor, Tensor]:
     """log(P_t * (1 - P_{t-1})) and log(P_t * P_{t-1}) of x = log P, (B, T, V). Before the first frame nothing stood."""
-    log_not = _log_others(x).masked_fill((x == -torch.inf).all(dim=2, keepdim=True), 0)  # nothing stands without any mass
+    log_not = _log_others(x).masked_fill(
+        (x == -torch.inf).all(dim=2, keepdim=True), 0
+    )  # nothing stands without any mass
     was_not = torch.nn.functional.pad(log_not, (0, 0, 1, -1)) if x.shape[1] else log_not
     was = torch.nn.functional.pad(x, (0, 0, 1, -1), value=-torch.inf) if x.shape[1] else x
     return x + was_not, x + was

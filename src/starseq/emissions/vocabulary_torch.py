@@ -75,7 +75,7 @@ def whole(tokens: Tokens, topology: Topology) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def log_scores(logits: Tensor, lengths: Tensor, normalized: bool) -> tuple[Tensor, Tensor]:
-    """log P, (B, T, V), and the log of the sum over the vocabulary that was taken off, (B, T): 0 where scores are taken as they are."""
+    """log P, (B, T, V), and the log of the sum over the vocabulary that was taken off, (B, T): 0 for scores as they are."""
     x = _wide(logits, lengths)
     norm = torch.logsumexp(x, dim=2) if normalized else x.new_zeros(x.shape[:2])
     norm = norm.masked_fill(norm == -torch.inf, 0)  # a frame without any mass: every score stays -inf
@@ -97,7 +97,7 @@ def gather(x: Tensor, tokens: Tensor) -> Tensor:
 
 
 def arc_posteriors(x: Tensor, arcs: Tensor, log_outside: Tensor) -> Tensor:
-    """(B, T, V): the posterior of each token on arcs that consume `arcs`, (B, A), and have `log_outside`, (B, T, A), around them."""
+    """(B, T, V): the posterior of each token on arcs that consume `arcs`, (B, A), with `log_outside`, (B, T, A), around them."""
     vocabulary = x.shape[2]
     posteriors = (gather(x, arcs) + log_outside).exp()
     summed = posteriors @ _same(arcs, vocabulary).to(x.dtype)

@@ -79,7 +79,7 @@ def draw(
         graph, positions = _trellis(_emission_graph("compose", compose, len(names)), wfst.expand_stars(graph, tokens))
         if not graph.num_states:
             raise ValueError(f"compose: {text!r} has no alignment with {compose} frames")
-    elif published and criteria.has_star(criterion):
+    elif published and criterion == "stc":
         positions = wfst.stc_positions(len(partial.labels))
     symbols = wfst.star_symbols(names)
     if format == "svg":

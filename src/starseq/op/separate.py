@@ -70,7 +70,9 @@ def sums_of(
     """Losses (B,), insertions (B, U+1) or empty, and what the gradient needs: norm, log_alpha, log_beta, log_z."""
     logits, _, lengths, _, _ = batch
     lattice = _lattice(setting.backend)
-    arcs = _emissions(setting, graph).scores(logits, graph.tokens, graph.topology, lengths, normalized=setting.normalized, star=inserted)
+    arcs = _emissions(setting, graph).scores(
+        logits, graph.tokens, graph.topology, lengths, normalized=setting.normalized, star=inserted
+    )
     log_alpha, log_beta, log_z = lattice.forward_backward(
         arcs.stay, arcs.enter, graph.topology, lengths,
         backward=differentiable or inserted, exact=logits.dtype == torch.float64,

@@ -79,7 +79,9 @@ def expand_stars(graph: Graph, tokens: Iterable[int]) -> Graph:
     arcs: list[Arc] = []
     comes_from: list[int] = []
     for i, arc in enumerate(graph.arcs):
-        passing = [token for token in tokens if star_label(token) != arc.input] if arc.input <= STAR else [arc.input]
+        passing = [arc.input]
+        if arc.input <= STAR:
+            passing = [token for token in tokens if arc.input not in (star_label(token), lasting_star_label(token))]
         arcs += [Arc(arc.source, arc.target, token, token) for token in passing]
         comes_from += [i] * len(passing)
     return Graph(graph.num_states, arcs, graph.weights[comes_from], graph.start, graph.final)

@@ -117,9 +117,7 @@ def lasting_stc(
         log_penalty = log_penalty.cpu()
     graph = lasting_stc_graph(target, blank, tokens, log_penalty, matching, size=log_probs.shape[-1])
     scores = with_begins_and_lasts(log_probs.to("cpu", torch.float64))
-    return _negative_log_weight(scores, graph).to(
-        log_probs.device, torch.promote_types(log_probs.dtype, torch.float32)
-    )
+    return _negative_log_weight(scores, graph).to(log_probs.device, torch.promote_types(log_probs.dtype, torch.float32))
 
 
 def _negative_log_weight(log_probs: Tensor, label_graph: Graph) -> Tensor:
