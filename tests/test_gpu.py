@@ -63,6 +63,18 @@ def poison():
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 7, 0), (63, 7, 1), (63, 81, 20), (63, 3_000, 40), (300, 81, 100)], ids=str)
+def test_lasting(shape: tuple[int, int, int], dtype: torch.dtype, poison) -> None:
+    """Its scores are torch's, its lattice is Triton's."""
+    arrays = batch(*shape, dtype=dtype)
+    truth, slope = run(starseq.lasting_stc_loss, arrays[0].double(), *arrays[1:])
+    ours, grad = run(starseq.lasting_stc_loss, *(x.cuda() for x in arrays))
+    relative, absolute = TOLERANCE[dtype]
+    torch.testing.assert_close(ours.double().cpu(), truth, rtol=relative, atol=relative)
+    torch.testing.assert_close(grad.double().cpu(), slope, rtol=0, atol=absolute)
+
+
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [(shape, torch.float32) for shape in SHAPES]

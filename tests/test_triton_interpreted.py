@@ -30,7 +30,7 @@ def test_in_the_interpreter() -> None:
 
 @inside
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of the interpreter: log of 0, inf - inf under a select
-@pytest.mark.parametrize("stem", ["stc", "stc_all", "stc_gaps", "ctc", "selfless_ctc"])
+@pytest.mark.parametrize("stem", ["stc", "stc_all", "stc_gaps", "lasting_stc", "ctc", "selfless_ctc"])
 def test_vectors(stem: str) -> None:
     cases = [case for case in brute_force.read_vectors(stem) if case["shape"][0]]
     for case in cases[::3]:
@@ -40,7 +40,7 @@ def test_vectors(stem: str) -> None:
         if "log_penalty" in case:
             penalty = torch.tensor(case["log_penalty"], dtype=torch.float64)
             options = {"penalty": penalty, "matching": case["matching"], "return_inserted": True}
-        loss = LOSSES[stem.removesuffix("_all").removesuffix("_gaps")]
+        loss = getattr(starseq, f"{stem.removesuffix('_all').removesuffix('_gaps')}_loss")
         result = loss(
             logits,
             target,
