@@ -49,7 +49,27 @@ PENALTY = "tests/test_penalty.py"
 MIX = "tests/lm/test_mix.py"
 BEHAVIOUR, LADDER = "tests/test_loss_behaviour.py", "tests/test_loss_ladder.py"
 
+LASTING, EMIT_LASTING = "tests/test_loss_lasting.py -k 'vectors and torch-float64'", "emissions/lasting_torch.py"
+
 MUTANTS = [
+    # tokens that last
+    Mutant("lasting: a gap is entered by what lasts, too", EMIT_LASTING,
+           "enter = torch.logaddexp(gather(x, enters), log_begins)",
+           "enter = torch.logaddexp(torch.logaddexp(gather(x, enters), log_begins), log_lasts)", LASTING),
+    Mutant("lasting: what lasts pays", EMIT_LASTING,
+           "log_lasts = star_except(lasts,", "log_lasts = weight.to(x.dtype)[:, None] + star_except(lasts,", LASTING),
+    Mutant("lasting: the frame before gets no gradient of what begins", EMIT_LASTING,
+           "before = lasting[:, 1:] + (x[:, :-1] + _log_others((x + holding_begins)[:, 1:])).exp()",
+           "before = lasting[:, 1:]", LASTING),
+    Mutant("lasting: 1 - P by subtraction", EMIT_LASTING,
+           "return (total + torch.log1p(-share)).scatter(2, place, others)", "return total + torch.log1p(-share)", LASTING),
+    Mutant("lasting: insertions are those of staying", "op/separate.py",
+           "posterior = posterior + (outside_enter + log_star).exp()", "posterior = posterior + 0", LASTING),
+    Mutant("lasting: a filling for every frame", "decode/align.py",
+           "if not (graph.tokens.lasting and token == last):", "if True:", "tests/decode/test_align_lasting.py"),
+    Mutant("lasting: the best way to enter a gap inserts nothing", "decode/align.py",
+           "begin, last]), _best_of([(enter, None), begin])", "begin, last]), _best_of([(enter, None)])",
+           "tests/decode/test_align_lasting.py"),
     # star for star\t
     Mutant("torch: star for star without the label", EMIT_TORCH,
            "return torch.where(left_out == top, others, star + torch.log1p(-share))", "return star.expand_as(left_out)",
@@ -208,8 +228,8 @@ MUTANTS = [
            "tests/lattice/test_scaled.py"),
     Mutant("scaled: CTC joins repeats", SCALED_NUMBA, "load(sums, now + i - 2, 0.0, like) * load(skip, i, 0.0, like)",
            "load(sums, now + i - 2, 0.0, like)", vectors("numba-float32", "ctc:")),
-    Mutant("scaled: frames past the length get a gradient", FUSED_NUMBA, "inside = max(t, min(stop, lengths[b]))",
-           "inside = stop", numerics("numba-float32", "padding")),
+    Mutant("scaled: frames past the length get a gradient", FUSED_NUMBA, "else max(t, min(stop, lengths[b]))",
+           "else stop", numerics("numba-float32", "padding")),
     # insertions and penalty
     Mutant("the penalty's gradient has the wrong sign", "op/separate.py",
            "(-insertions * each[:, None])", "(insertions * each[:, None])", f"{LADDER} -k 'gradcheck_stc and numba'"),
