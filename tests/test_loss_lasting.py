@@ -138,12 +138,16 @@ def test_half_precisions(backend: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-2, atol=1e-2)
 
 
-def test_compiled() -> None:
+@pytest.mark.parametrize("inserted", [False, True])
+def test_compiled(inserted: bool) -> None:
     batch = cases.random_batch(T=12, B=2, V=5, U=3, extra=0)
-    logits, targets = batch.logits.nan_to_num(nan=0.0), batch.targets
+    targets, results = batch.targets, []
 
     def loss(x: torch.Tensor) -> Any:
-        return starseq.lasting_stc_loss(x, targets, batch.input_lengths, batch.target_lengths, return_inserted=True)
+        return starseq.lasting_stc_loss(x, targets, batch.input_lengths, batch.target_lengths, return_inserted=inserted)
 
-    together = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(together(logits), loss(logits))
+    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+        logits = batch.logits.nan_to_num(nan=0.0).requires_grad_()
+        value, counts = function(logits) if inserted else (function(logits), torch.zeros(0))
+        results.append((value.detach(), counts, *torch.autograd.grad(value, logits)))
+    torch.testing.assert_close(results[1], results[0])

@@ -104,7 +104,8 @@ class AdaptivePenalty(nn.Module):
     soon as a model begins to show tokens twice, and the model would go on.) Neither `steps` nor `token_quantile` is for this rule.
 
     Something is read at a frame where the best token comes to more than `threshold` against the blank, right or wrong, and the
-    same token in neighbouring frames is read once. So p itself hardly moves what is counted: where it is too low a model puts
+    same token in neighbouring frames is read once. (Where labels stand is found by plain STC, whatever the loss is: a label that
+    lasts needs one frame to be counted.) So p itself hardly moves what is counted: where it is too low a model puts
     blanks beside true tokens, where it is too high it repeats them. (The expected insertions of the loss do not tell: for every p
     below the missing share there is a model that explains the transcripts equally well, and expects just p.)
 

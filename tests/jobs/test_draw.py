@@ -32,6 +32,13 @@ def test_the_published_graph_has_more_states(criterion: str, published: bool, st
     assert draw(criterion, "cat", published=published, format="svg").count('class="state"') == states
 
 
+def test_alignments_tell_what_begins_from_what_lasts() -> None:
+    drawing = draw("lasting_stc", "a*", compose=3, alphabet="b", penalty=-0.5)
+    assert "a, b / -0.5" in drawing
+    assert "a…, b…" in drawing
+    assert "…" not in draw("stc", "a*", compose=3, alphabet="b")
+
+
 def test_a_star_in_the_text_closes_the_other_gaps() -> None:
     drawing = draw("stc", "the * fox", unit="word", penalty=-0.5)
     assert [line for line in drawing.splitlines() if "∗" in line] == ["1 -> 1  ∗ / -0.5"]

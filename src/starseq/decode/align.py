@@ -42,7 +42,7 @@ class AlignedLabel(NamedTuple):
 
 class Filling(NamedTuple):
     """A token that the best path inserts, and its posterior: that this token is inserted in this gap at this frame. Where tokens
-    last, frame and posterior are those of its first frame."""
+    last, frame and posterior are those of its first frame; and one may begin that equals the label in the frame before it."""
 
     token: int
     frame: int

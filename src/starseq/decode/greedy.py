@@ -26,8 +26,8 @@ class Read(NamedTuple):
 def greedy(logits: Tensor, lengths: Tensor, *, merge_repeats: bool, blank: int = 0) -> list[list[int]]:
     """The tokens of the best token a frame: repeats merged if the criterion merges them, then blanks removed.
 
-    logits: (B, T, V), logits or log-probabilities alike. lengths: (B,); frames past them mean nothing. CTC merges
-    repeats; STC and selfless CTC do not: `starseq.criteria.merges_repeats` knows. Wrong shapes raise ValueError.
+    logits: (B, T, V), logits or log-probabilities alike. lengths: (B,); frames past them mean nothing. CTC and
+    lasting STC merge repeats; STC and selfless CTC do not: `starseq.criteria.merges_repeats` knows. Wrong shapes raise ValueError.
 
         >>> logits = torch.eye(3)[torch.tensor([[1, 1, 0, 1, 2]])]
         >>> greedy(logits, torch.tensor([5]), merge_repeats=True), greedy(logits, torch.tensor([4]), merge_repeats=False)

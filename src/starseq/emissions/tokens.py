@@ -16,7 +16,7 @@ class Tokens(NamedTuple):
     blank: the token that means nothing.
     enter: (B, S) integers, what the arcs that enter a state from other states consume.
     stay: (B, S) integers, what its self-loop consumes; or None: every self-loop consumes blank, and no other arc does.
-    star_weight: (B, S) floating, or None: the log-weight at which the self-loop also consumes *any* token but blank,
+    star_weight: (B, S) floating, or None: the log-weight at which the self-loop (see `lasting`) also takes *any* token but blank,
         or -inf where it does not.
     star_except: (B, S) integers, or None: the one token that this star leaves out. A graph's last state leaves out nothing.
     lasting: the stars are of tokens that last, and stand on the arcs that enter their states as well: see `lasting_torch`.

@@ -75,8 +75,13 @@ def draw(
     if emissions is not None:
         graph = _emission_graph("emissions", emissions, len(names))
     elif compose is not None:
-        tokens = range(1, len(names))
-        graph, positions = _trellis(_emission_graph("compose", compose, len(names)), wfst.expand_stars(graph, tokens))
+        tokens, size = range(1, len(names)), len(names)
+        expanded = wfst.expand_stars(graph, tokens)
+        if any(arc.input <= wfst.LASTING for arc in graph.arcs):
+            # What begins in a gap and what lasts there are told apart.
+            expanded = wfst.expand_lasting_stars(graph, tokens, size)
+            names = [*names, *names, *(f"{name}…" for name in names)]
+        graph, positions = _trellis(_emission_graph("compose", compose, len(names)), expanded)
         if not graph.num_states:
             raise ValueError(f"compose: {text!r} has no alignment with {compose} frames")
     elif published and criterion == "stc":

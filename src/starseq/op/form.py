@@ -37,6 +37,8 @@ def form_of(criterion: str, matching: str, stars: bool) -> Form | None:
     targets, lengths = torch.tensor([[5, 6, 6, 7], [6, 5, 7, 7]]), torch.tensor([4, 2])
     gaps = torch.tensor([[-1.0, -2.0, -torch.inf, -3.0, -4.0], [-torch.inf, -1.0, -1.0, -1.0, -1.0]]) if stars else None
     (num_states, ends, skip), tokens = label_graph(criterion, targets, lengths, gaps, matching, blank=3)
+    if tokens.lasting:
+        return None
     found = [
         ends, None if skip is None else skip.tolist(),
         *(None if x is None else x.tolist() for x in (num_states, tokens.enter, tokens.stay, tokens.star_weight)),
