@@ -1,5 +1,7 @@
 """Augmentation: the published amounts, and a pure function of (seed, epoch, id)."""
 
+import math
+
 import pytest
 import torch
 
@@ -220,7 +222,7 @@ def test_homography_takes_points_to_points():
     ],
 )
 def test_bad_settings(augment, setting):
-    with pytest.raises(ValueError, match=f"{setting} is not negative; got -1"):
+    with pytest.raises(ValueError, match=f"{setting} is not negative.*; got -1"):
         augment(**{setting: -1})
 
 
@@ -240,3 +242,10 @@ def test_the_device_does_not_matter(augment):
     there = augment(x.cuda(), torch.tensor(lengths).cuda(), ids, **NOW)
     assert there.is_cuda
     assert torch.allclose(there.cpu(), augment(x, lengths, ids, **NOW), atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("setting", ["max_shift", "elastic"])
+def test_no_number_is_a_bad_setting(setting, value):
+    with pytest.raises(ValueError, match=f"{setting} is not negative, and finite; got {value}"):
+        RandomProjective(**{setting: value})

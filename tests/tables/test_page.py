@@ -183,6 +183,16 @@ def test_as_good_is_within_one_standard_deviation(lines: Lines, own: Sequence[fl
     assert f": {word} |" in lines.page()["table1"]
 
 
+@pytest.mark.parametrize("other", ["criterion.name=lasting_stc", "criterion.name=stc, criterion.matching=all"])
+def test_a_rule_for_p_is_compared_under_the_loss_of_the_schedules(lines: Lines, other: str) -> None:
+    lines.write_table(TABLE.replace("train: [criterion.name=stc, penalty", f"train: [{other}, penalty"))
+    lines.add("0.3", "stc-0.3-0.7", 50.0)
+    for seed in range(3):
+        lines.add("0.3", "stc-0.03-0.1", 30.0 + 0.2 * seed, seed=seed)
+        lines.add("0.3", "stc", 29.0, seed=seed)
+    assert ": better" not in lines.page()["table1"]
+
+
 def test_pseudo_labels_and_what_they_are_worth(lines: Lines) -> None:
     found = {
         "rows": {"in": 10, "out": 8, "failed": 2},

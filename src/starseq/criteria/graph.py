@@ -32,7 +32,7 @@ def to_wfst(label_graph: LabelGraph, b: int = 0, tokens: Sequence[int] | None = 
     """The label graph of utterance b as a graph of the reference, to draw it or to compare it.
 
     tokens: all tokens but blank, to which stars are expanded; None leaves them as star labels, for drawing. Where tokens last,
-    inserted ones have labels of their own then: see `wfst.expand_lasting_stars`. What cannot be passed is left out: impossible
+    inserted ones have labels of their own then: see `wfst.expand_stars`. What cannot be passed is left out: impossible
     tokens, closed gaps, states past the utterance's. The weights of the stars stay differentiable.
 
         >>> from starseq.criteria import stc
@@ -76,4 +76,4 @@ def to_wfst(label_graph: LabelGraph, b: int = 0, tokens: Sequence[int] | None = 
     graph = builder.build()
     if tokens is None:
         return graph
-    return wfst.expand_lasting_stars(graph, tokens, len(tokens) + 1) if lasting else wfst.expand_stars(graph, tokens)
+    return wfst.expand_stars(graph, tokens, size=len(tokens) + 1 if lasting else None)

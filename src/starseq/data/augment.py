@@ -91,8 +91,8 @@ class RandomProjective:
 
     def __post_init__(self) -> None:
         for name in ("max_shift", "start_step", "masks", "mask_width", "elastic"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is not negative; got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is not negative, and finite; got {getattr(self, name)}")
         if not self.elastic_step > 0:
             raise ValueError(f"elastic_step is positive; got {self.elastic_step}")
 

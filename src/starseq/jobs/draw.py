@@ -75,13 +75,13 @@ def draw(
     if emissions is not None:
         graph = _emission_graph("emissions", emissions, len(names))
     elif compose is not None:
-        tokens, size = range(1, len(names)), len(names)
-        expanded = wfst.expand_stars(graph, tokens)
-        if any(arc.input <= wfst.LASTING for arc in graph.arcs):
-            # What begins in a gap and what lasts there are told apart.
-            expanded = wfst.expand_lasting_stars(graph, tokens, size)
-            names = [*names, *names, *(f"{name}…" for name in names)]
-        graph, positions = _trellis(_emission_graph("compose", compose, len(names)), expanded)
+        tokens, size = range(1, len(names)), None
+        if any(
+            arc.input <= wfst.LASTING for arc in graph.arcs
+        ):  # what begins in a gap and what lasts there are told apart
+            size, names = len(names), [*names, *names, *(f"{name}…" for name in names)]
+        labels = wfst.expand_stars(graph, tokens, size)
+        graph, positions = _trellis(_emission_graph("compose", compose, len(names)), labels)
         if not graph.num_states:
             raise ValueError(f"compose: {text!r} has no alignment with {compose} frames")
     elif published and criterion == "stc":

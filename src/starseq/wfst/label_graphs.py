@@ -7,7 +7,7 @@ label of its own, `STAR` or ``star_label(y)``: that is the form to draw. `expand
 token: that is the form to compute with.
 
 Where tokens last there are two kinds of stars, of tokens that begin and of tokens that last, and three scores of a token:
-see `expand_lasting_stars`.
+see `expand_stars`.
 """
 
 from __future__ import annotations
@@ -61,12 +61,17 @@ def star_symbols(symbols: Mapping[int, str] | Sequence[str]) -> Callable[[int], 
     return name
 
 
-def expand_stars(graph: Graph, tokens: Iterable[int]) -> Graph:
+def expand_stars(graph: Graph, tokens: Iterable[int], size: int | None = None) -> Graph:
     """Replace every star arc by an arc for each of `tokens` that it lets pass, all of the star arc's weight.
 
     Args:
         graph: an acceptor with star arcs.
         tokens: the alphabet, without the blank.
+        size: for a graph whose tokens last, the size of the alphabet, the blank included. Then a token has three labels: v where
+            it is a label of the target, ``size + v`` where it begins as an inserted one, ``2 * size + v`` where it lasts as such.
+
+    Raises:
+        ValueError: the graph has stars of tokens that last, and there is no `size`.
 
     Example:
         >>> builder = GraphBuilder()
@@ -74,31 +79,8 @@ def expand_stars(graph: Graph, tokens: Iterable[int]) -> Graph:
         >>> graph = expand_stars(builder.build(), tokens=[1, 2, 3])
         >>> [arc.input for arc in graph.arcs], graph.weights.tolist()
         ([1, 3], [-1.0, -1.0])
-    """
-    tokens = list(tokens)
-    arcs: list[Arc] = []
-    comes_from: list[int] = []
-    for i, arc in enumerate(graph.arcs):
-        passing = [arc.input]
-        if arc.input <= STAR:
-            passing = [token for token in tokens if arc.input not in (star_label(token), lasting_star_label(token))]
-        arcs += [Arc(arc.source, arc.target, token, token) for token in passing]
-        comes_from += [i] * len(passing)
-    return Graph(graph.num_states, arcs, graph.weights[comes_from], graph.start, graph.final)
-
-
-def expand_lasting_stars(graph: Graph, tokens: Iterable[int], size: int) -> Graph:
-    """Replace the stars of a graph whose tokens last by an arc for each of `tokens` that they let pass.
-
-    A token has three labels: v where it is a label of the target, ``size + v`` where it begins as an inserted one, and
-    ``2 * size + v`` where it lasts as such. `size` is that of the alphabet, the blank included.
-
-    Example:
-        >>> builder = GraphBuilder(1, start=[0], final=[0])
-        >>> for label in (star_label(2), lasting_star_label(2)):
-        ...     builder.add_arc(0, 0, label)
-        >>> [arc.input for arc in expand_lasting_stars(builder.build(), tokens=[1, 2, 3], size=4).arcs]
-        [5, 7, 9, 11]
+        >>> [arc.input for arc in expand_stars(builder.build(), tokens=[1, 2, 3], size=4).arcs]
+        [5, 7]
     """
     tokens = list(tokens)
     arcs: list[Arc] = []
@@ -106,9 +88,11 @@ def expand_lasting_stars(graph: Graph, tokens: Iterable[int], size: int) -> Grap
     for i, arc in enumerate(graph.arcs):
         labels = [arc.input]
         if arc.input <= LASTING:
+            if size is None:
+                raise ValueError("size: it must be given for a graph whose tokens last")
             labels = [2 * size + v for v in tokens if lasting_star_label(v) != arc.input]
         elif arc.input <= STAR:
-            labels = [size + v for v in tokens if star_label(v) != arc.input]
+            labels = [(size or 0) + v for v in tokens if star_label(v) != arc.input]
         arcs += [Arc(arc.source, arc.target, label, label) for label in labels]
         comes_from += [i] * len(labels)
     return Graph(graph.num_states, arcs, graph.weights[comes_from], graph.start, graph.final)
@@ -251,7 +235,7 @@ def lasting_stc_graph(
     """Return the label graph of STC with the collapse of CTC, 2U + 1 states numbered as in `ctc_graph`: blanks have the stars.
 
     A gap is entered by the blank or by a token that begins; it stays by these, and by a token that lasts, which costs nothing.
-    With `tokens`, all but the blank, stars are expanded as `expand_lasting_stars` does, by `size`, by default one more than there
+    With `tokens`, all but the blank, stars are expanded as `expand_stars` does with a `size`, by default one more than there
     are tokens. Other arguments and errors as in `stc_graph`.
 
     Example:
@@ -277,7 +261,7 @@ def lasting_stc_graph(
     if tokens is None:
         return graph
     tokens = list(tokens)
-    return expand_lasting_stars(graph, tokens, len(tokens) + 1 if size is None else size)
+    return expand_stars(graph, tokens, len(tokens) + 1 if size is None else size)
 
 
 def stc_positions(U: int) -> list[tuple[float, float]]:
