@@ -23,7 +23,7 @@ Frames = Sequence[Sequence[float]]  # (T, V)
 Alignment = tuple[int, ...]  # (T,): a token, or the blank, for every frame
 Reading = tuple[float, Sequence[int]]  # a weight, and the number of tokens inserted in each gap (U+1,)
 Matching = Literal["leftmost", "all"]
-Role = tuple[Literal["label", "blank", "begins", "lasts"], int]  # what a frame is, and of which label or gap
+Collapse = Callable[[int, Alignment], list[int]]  # of the blank and an alignment: the tokens that it means
 
 VECTORS = Path(__file__).parent / "vectors"
 INF = math.inf
@@ -34,7 +34,7 @@ class Result:
     """Loss -log Z, its gradient, and the expected number of unmatched tokens in each gap, d log Z / d lambda_l."""
 
     loss: float
-    grad_log_probs: list[list[float]]  # (T, V): minus the posterior of token v at frame t; more in `lasting_stc`
+    grad_log_probs: list[list[float]]  # (T, V): minus the posterior of token v at frame t
     inserted: list[float]  # (U+1,)
 
 
@@ -63,18 +63,7 @@ def stc(
     >>> round(math.exp(-result.loss) * 18, 9), [round(x * 7, 9) for x in result.inserted]
     (7.0, [1.0, 2.0])
     """
-    penalties = _per_gap(log_penalty, target)
-    p = [math.exp(x) for x in penalties]
-    is_open = [x > -INF for x in penalties]
-
-    def readings(alignment: Alignment) -> Iterator[Reading]:
-        tokens = _without(blank, alignment)
-        for skipped in _embeddings(tokens, target):
-            if _counts(skipped, target, is_open, matching):
-                inserted = [len(gap) for gap in skipped]
-                yield math.prod(p_l**n for p_l, n in zip(p, inserted, strict=True)), inserted
-
-    return _enumerate(log_probs, readings, gaps=len(target) + 1)
+    return _starred(_without, log_probs, target, log_penalty, blank, matching)
 
 
 def lasting_stc(
@@ -84,77 +73,27 @@ def lasting_stc(
     blank: int = 0,
     matching: Matching = "leftmost",
 ) -> Result:
-    """STC with the collapse of CTC: -log of the sum, over alignments and over their readings, of the product of
+    """STC with the collapse of CTC: `stc`, but that the tokens of an alignment are what is left when repeats are merged,
+    and then blanks removed. So a label may last, and an inserted token pays once, however long it lasts.
 
-        P_t(pi_t)                               for every frame t,
-        p_l * (1 - P_{t-1}(pi_t))               for every frame where a token begins in gap l,
-        P_{t-1}(pi_t)                           for every frame where a token lasts in a gap,      P_0 = 0.
-
-    A reading says of every frame what it is: see `_lasting_readings`. `log_penalty` and `matching` are those of `stc`.
-
-    The frames must be probabilities. Then 1 - P(v) is the sum of the others, and so it is computed: nothing cancels,
-    nothing is divided by 0. `grad_log_probs` is the derivative of just that, with every log_probs[t][v] free: P_t(v)
-    counts where v stands at t, where v lasts at t+1, and by its share of the others where another token begins at t+1.
-    (With 1 - P(v) instead the derivative by free log_probs would be another, but by logits it is the same.)
-
-    Two frames of b, 1, 2 with equal probabilities, p = 1/2, all in 108ths. 11 lasts as a label: 12. 1b and b1: 12 each.
-    11 and 12 with a token that begins behind the label: 4 each. 21, where 2 begins before the label: 6.
+    Two frames of b, 1, 2 with equal probabilities, p = 1/2: of 1b b1 11 12 21, which weigh 2 2 2 1 1 eighteenths, one
+    inserts before the label and one after it.
 
     >>> result = lasting_stc([[math.log(1 / 3)] * 3] * 2, target=[1], log_penalty=math.log(1 / 2))
-    >>> round(math.exp(-result.loss) * 108, 9), [round(x * 50, 9) for x in result.inserted]
-    (50.0, [6.0, 8.0])
+    >>> round(math.exp(-result.loss) * 18, 9), [round(x * 8, 9) for x in result.inserted]
+    (8.0, [1.0, 1.0])
     """
-    penalties = _per_gap(log_penalty, target)
-    p = [math.exp(x) for x in penalties]
-    is_open = [x > -INF for x in penalties]
-    T, V = len(log_probs), len(log_probs[0]) if log_probs else 0
-    probs = [[math.exp(log_p) for log_p in frame] for frame in log_probs]
-    others = [[math.fsum(frame[:v] + frame[v + 1 :]) for v in range(V)] for frame in probs]
-
-    terms: list[float] = []
-    inserted: list[list[float]] = [[] for _ in p]  # of each gap: a term for every token that begins there
-    counts: list[list[list[float]]] = [
-        [[] for _ in range(V)] for _ in range(T)
-    ]  # the terms that hold P_t(v), and shares
-    for alignment in itertools.product(range(V), repeat=T):
-        for reading in _lasting_readings(alignment, target, is_open, blank, matching):
-            term = math.prod(probs[t][v] for t, v in enumerate(alignment))
-            for t, (role, l) in enumerate(reading):
-                if role == "begins":
-                    term *= p[l] * (others[t - 1][alignment[t]] if t > 0 else 1.0)
-                elif role == "lasts":
-                    term *= probs[t - 1][alignment[t]] if t > 0 else 0.0
-            if term == 0:
-                continue
-            terms.append(term)
-            for t, (v, (role, l)) in enumerate(zip(alignment, reading, strict=True)):
-                counts[t][v].append(term)
-                if role == "begins":
-                    inserted[l].append(term)
-                    for other in range(V) if t > 0 else ():
-                        if other != v:
-                            counts[t - 1][other].append(term * (probs[t - 1][other] / others[t - 1][v]))
-                elif role == "lasts":
-                    counts[t - 1][v].append(term)
-
-    z = math.fsum(terms)
-    if z == 0:
-        return Result(INF, [[0.0] * V for _ in range(T)], [0.0] * len(p))
-    return Result(
-        loss=0.0 - math.log(z),
-        grad_log_probs=[[0.0 - math.fsum(counts[t][v]) / z for v in range(V)] for t in range(T)],
-        inserted=[math.fsum(gap) / z for gap in inserted],
-    )
+    return _starred(merged, log_probs, target, log_penalty, blank, matching)
 
 
 def ctc(log_probs: Frames, target: Sequence[int], blank: int = 0) -> Result:
     """CTC: the alignments that give `target` when repeats are merged and then blanks removed."""
-    return _collapsing(lambda pi: _without(blank, [token for token, _ in itertools.groupby(pi)]), log_probs, target)
+    return _collapsing(merged, log_probs, target, blank)
 
 
 def selfless_ctc(log_probs: Frames, target: Sequence[int], blank: int = 0) -> Result:
     """CTC without self-loops: the alignments that give `target` when blanks are removed."""
-    return _collapsing(lambda pi: _without(blank, pi), log_probs, target)
+    return _collapsing(_without, log_probs, target, blank)
 
 
 # --- what the criteria are compared with ------------------------------------------------------------------------------
@@ -255,54 +194,44 @@ def _counts(
     return matching == "all" or not any(is_open[l + 1] and label in skipped[l] for l, label in enumerate(target))
 
 
-def _lasting_readings(
-    alignment: Alignment, target: Sequence[int], is_open: Sequence[bool], blank: int, matching: Matching
-) -> Iterator[tuple[Role, ...]]:
-    """Every way to say what each frame is, as (role, l): label l, or in gap l a blank, a token that begins or one that lasts.
+def readings_of(
+    tokens: Sequence[int], target: Sequence[int], log_penalty: float | Sequence[float], matching: Matching
+) -> Iterator[Reading]:
+    """What each embedding of `target` in `tokens` that counts weighs, and how many tokens it inserts in each gap.
 
-    Each label has a run of frames, see `_runs`; the frames between are its gaps'. In an open gap any token may begin. It
-    may last too, but not in the gap's first frame, for what lasts stood in the gap already. In a closed gap there are
-    blanks alone. Leftmost matching leaves the next label out of a gap, as for `stc`: see `_counts`.
+    >>> list(readings_of([2, 1, 1], target=[1], log_penalty=math.log(1 / 2), matching="leftmost"))
+    [(0.25, [1, 1])]
     """
-    for runs in _runs(alignment, target):
-        frames: list[list[Role]] = [[] for _ in alignment]  # the roles that each frame may take
-        for l, (first, end) in enumerate(runs, start=1):
-            frames[first:end] = [[("label", l)]] * (end - first)
-        bounds = itertools.pairwise([(0, 0), *runs, (len(alignment), len(alignment))])
-        for l, ((_, first), (end, _)) in enumerate(bounds):
-            left_out = target[l] if matching == "leftmost" and l < len(target) and is_open[l + 1] else None
-            for t in range(first, end):
-                if alignment[t] == blank:
-                    frames[t] = [("blank", l)]
-                elif is_open[l] and alignment[t] != left_out:
-                    frames[t] = [("begins", l), ("lasts", l)] if t > first else [("begins", l)]
-        yield from itertools.product(*frames)  # none where a frame may take no role
+    penalties = _per_gap(log_penalty, target)
+    for skipped in _embeddings(tokens, target):
+        if _counts(skipped, target, [x > -INF for x in penalties], matching):
+            inserted = [len(gap) for gap in skipped]
+            yield math.prod(math.exp(x) ** n for x, n in zip(penalties, inserted, strict=True)), inserted
 
 
-def _runs(alignment: Alignment, target: Sequence[int], first: int = 0) -> Iterator[list[tuple[int, int]]]:
-    """Every choice of a run of frames for each label, from frame `first` on, in order, as (its first frame, its end).
+def _starred(
+    collapse: Collapse,
+    log_probs: Frames,
+    target: Sequence[int],
+    log_penalty: float | Sequence[float],
+    blank: int,
+    matching: Matching,
+) -> Result:
+    """The alignments whose tokens, by `collapse`, hold `target`, once for every embedding that counts."""
+    penalties = _per_gap(log_penalty, target)
 
-    In a run every frame has the label's token. The runs of two equal labels must not touch: they would be one.
-    """
-    if not target:
-        yield []
-        return
-    for start in range(first, len(alignment)):
-        for end in range(start + 1, len(alignment) + 1):
-            if alignment[end - 1] != target[0]:
-                break
-            for later in _runs(alignment, target[1:], end):
-                touches = bool(later) and later[0][0] == end
-                if not (touches and target[1] == target[0]):
-                    yield [(start, end), *later]
+    def readings(alignment: Alignment) -> Iterator[Reading]:
+        return readings_of(collapse(blank, alignment), target, penalties, matching)
+
+    return _enumerate(log_probs, readings, gaps=len(penalties))
 
 
-def _collapsing(collapse: Callable[[Alignment], list[int]], log_probs: Frames, target: Sequence[int]) -> Result:
+def _collapsing(collapse: Collapse, log_probs: Frames, target: Sequence[int], blank: int) -> Result:
     """The alignments that `collapse` to exactly `target`, each once; nothing is inserted."""
     nothing = [0] * (len(target) + 1)
 
     def readings(alignment: Alignment) -> list[Reading]:
-        return [(1.0, nothing)] if collapse(alignment) == list(target) else []
+        return [(1.0, nothing)] if collapse(blank, alignment) == list(target) else []
 
     return _enumerate(log_probs, readings, gaps=len(nothing))
 
@@ -332,6 +261,10 @@ def _enumerate(log_probs: Frames, readings: Callable[[Alignment], Iterable[Readi
 
 def _without(blank: int, alignment: Sequence[int]) -> list[int]:
     return [token for token in alignment if token != blank]
+
+
+def merged(blank: int, alignment: Sequence[int]) -> list[int]:
+    return _without(blank, [token for token, _ in itertools.groupby(alignment)])
 
 
 def _per_gap(log_penalty: float | Sequence[float], target: Sequence[int]) -> list[float]:
@@ -457,8 +390,8 @@ LASTING: list[tuple[Input, tuple[float, ...]]] = [
     (Input("a label is almost certain in every frame", (4, 4), (1, 2), given=_column(1, 60.0, range(4))), (HALF,) * 3),
     (Input("a token that is no label is almost certain", (4, 4), (1, 2), given=_column(3, 60.0, range(4))), (HALF,) * 3),
     (Input("a token lasts behind the label", (4, 3), (1,), given={(0, 1): 40.0} | _column(2, 40.0, range(1, 4))), (-INF, HALF)),
-    # Between the 1s a 1 must begin, or a 2 stand: 1 - P is e^-40, and all of the weight.
-    (Input("a token must begin where it stood", (3, 3), (1, 1), given=NOT_BLANK | _column(1, 40.0, range(3))), (-INF, HALF, -INF)),
+    # Between the 1s a 2 must stand: it has e^-40 of the mass, and all of the weight.
+    (Input("a repeat, another token between", (3, 3), (1, 1), given=NOT_BLANK | _column(1, 40.0, range(3))), (-INF, HALF, -INF)),
 ]  # fmt: skip
 
 

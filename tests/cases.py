@@ -157,11 +157,9 @@ def run(
     star: dict[str, Any] = {}
     if criterion in STARRED:
         star = {"penalty": penalty.to(device, dtype), "matching": batch.matching, "return_inserted": True}
-    if criterion != "lasting_stc":  # which takes probabilities alone
-        star["normalized"] = batch.normalized
     loss = loss_of(criterion)(
         logits, targets.to(device), batch.input_lengths, batch.target_lengths, blank=batch.blank, reduction="none",
-        backend=backend, **star,
+        backend=backend, normalized=batch.normalized, **star,
     )  # fmt: skip
     loss, inserted = loss if criterion in STARRED else (loss, None)
     (grad,) = torch.autograd.grad(loss.sum(), logits)
@@ -175,13 +173,12 @@ def truth(criterion: str, batch: Batch) -> Result:
     loss, inserted = [], torch.zeros_like(batch.penalty)
     grad = torch.zeros_like(batch.logits)
     for b, (frames, target, penalty) in enumerate(batch.utterances()):
-        normalized = batch.normalized or criterion == "lasting_stc"
-        log_probs = brute_force.log_softmax(frames) if normalized else frames
+        log_probs = brute_force.log_softmax(frames) if batch.normalized else frames
         star = {"log_penalty": penalty, "matching": batch.matching} if criterion in STARRED else {}
         result = getattr(brute_force, criterion)(log_probs, target, blank=batch.blank, **star)
         loss.append(result.loss)
         by_frame = result.grad_log_probs
-        if normalized:
+        if batch.normalized:
             by_frame = brute_force.grad_logits(log_probs, by_frame)
         if frames:
             grad[: len(frames), b] = torch.tensor(by_frame, dtype=torch.float64)

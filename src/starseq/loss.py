@@ -98,32 +98,31 @@ def lasting_stc_loss(
     zero_infinity: bool = False,
     batch_first: bool = False,
     matching: str = "leftmost",
+    normalized: bool = True,
     max_target_length: int | None = None,
     return_inserted: bool = False,
     validate: bool = False,
     backend: str = "auto",
 ) -> Any:
-    r"""STC with the collapse of CTC: a token may last for several frames and is one, so repeats are merged when a model is read.
+    r"""STC with the collapse of CTC: -log of the summed weight of all alignments that, read as CTC reads, contain the labels in order.
 
-    Labels last as in CTC. An inserted token pays p when it begins and nothing when it lasts, as surely as it stood a frame before:
+    An alignment takes one token a frame; its repeats are merged, then its blanks are removed. It weighs prod_t P_t(token) times
+    p = exp(penalty) for every token of what is left that is not one of the labels: so a token may last for several frames, and an
+    inserted one pays once. With every gap closed this is ctc_loss.
 
-        B_t(v) = P_t(v) * (1 - P_{t-1}(v))  begins,     L_t(v) = P_t(v) * P_{t-1}(v)  lasts
-        gap l:    stay = P_t(blank) + p_l * B_t(star \ y_{l+1}) + L_t(star \ y_{l+1}),    enter = stay without L
-        label l:  stay = enter = P_t(y_l)
-
-    Arguments and results as in stc_loss. A log-softmax is always applied: 1 - P is that of probabilities. With every gap closed it
-    is ctc_loss. It can be negative: see docs/algorithm.md, section 8. It costs more than stc_loss: see docs/PERFORMANCE.md.
+    Arguments and results as in stc_loss. A gap remembers the token that stands, so this costs by labels times vocabulary: see
+    docs/PERFORMANCE.md. Two equal labels need a frame between them.
 
         >>> logits = torch.tensor([[[0.2, 0.3, 0.5]], [[0.2, 0.5, 0.3]]]).log()      # T=2 frames, B=1, V=3 with blank
         >>> loss = lasting_stc_loss(logits, torch.tensor([[1]]), (2,), (1,), penalty=math.log(0.5))
-        >>> label_second = (0.2 + 0.5 * 0.5) * 0.5                                    # a blank, or an inserted 2 that begins
-        >>> label_first = 0.3 * (0.5 + 0.2 + 0.5 * (0.5 * (1 - 0.3) + 0.3 * (1 - 0.5)))    # it lasts; a blank; 1 or 2 begins
+        >>> label_second = (0.2 + 0.5 * 0.5) * 0.5                                   # after a blank, after an inserted 2
+        >>> label_first = 0.3 * (0.5 + 0.2 + 0.5 * 0.3)                              # it lasts; a blank; 2 is inserted
         >>> abs(loss.item() + math.log(label_second + label_first)) < 1e-6
         True
     """
     return _loss(
         "lasting_stc", logits, targets, input_lengths, target_lengths, star=True, penalty=penalty, matching=matching,
-        blank=blank, reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first, normalized=True,
+        blank=blank, reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first, normalized=normalized,
         max_target_length=max_target_length, return_inserted=return_inserted, validate=validate, backend=backend,
     )  # fmt: skip
 
@@ -247,31 +246,13 @@ class STCLoss(_Loss):
         return stc_loss(logits, targets, input_lengths, target_lengths, penalty=penalty, **self.options)
 
 
-class LastingSTCLoss(_Loss):
-    """lasting_stc_loss as a module; the call is that of STCLoss.
+class LastingSTCLoss(STCLoss):
+    """lasting_stc_loss as a module; options and call are those of STCLoss.
 
     >>> criterion = LastingSTCLoss(zero_infinity=True)
     >>> criterion(torch.zeros(4, 1, 3), torch.tensor([[1, 2]]), (4,), (2,), penalty=math.log(0.7)).shape
     torch.Size([])
     """
-
-    def __init__(
-        self,
-        blank: int = 0,
-        reduction: str = "mean",
-        zero_infinity: bool = False,
-        *,
-        batch_first: bool = False,
-        matching: str = "leftmost",
-        max_target_length: int | None = None,
-        return_inserted: bool = False,
-        validate: bool = False,
-        backend: str = "auto",
-    ) -> None:
-        super().__init__(
-            blank=blank, reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first, matching=matching,
-            max_target_length=max_target_length, return_inserted=return_inserted, validate=validate, backend=backend,
-        )  # fmt: skip
 
     def forward(
         self,

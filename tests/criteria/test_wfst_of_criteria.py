@@ -82,9 +82,7 @@ def by_description(name: str, case: Case) -> Tensor:
     losses = []
     for b, frames in enumerate(case.input_lengths.tolist()):
         log_probs = case.logits[b, :frames].log_softmax(dim=1)
-        emissions = wfst.emission_graph(
-            wfst.with_begins_and_lasts(log_probs) if described.tokens.lasting else log_probs
-        )
+        emissions = wfst.emission_graph(log_probs)
         losses.append(-wfst.forward_score(wfst.intersect(emissions, criteria.to_wfst(described, b, tokens))))
     return torch.stack(losses)
 
@@ -154,3 +152,40 @@ def test_stars_are_symbols_until_tokens_are_given() -> None:
     expanded.weights.sum().backward()
     assert gaps.grad is not None
     assert gaps.grad.tolist() == [[1, 2]]  # the arcs that each weight is on
+
+
+@given(case=cases())
+@settings(deadline=None, max_examples=40)
+def test_tokens_that_last_are_drawn_as_by_hand(case: Case) -> None:
+    described = criteria.load("lasting_stc")(
+        case.targets, case.target_lengths, blank=case.blank, **stars("lasting_stc", case)
+    )
+    for b, length in enumerate(case.target_lengths.tolist()):
+        target, log_penalty = case.targets[b, :length].tolist(), case.log_penalty[b, : length + 1]
+        by_hand = wfst.lasting_stc_graph(target, case.blank, None, log_penalty, case.matching)  # type: ignore[arg-type]
+        described_graph = criteria.to_wfst(described, b)
+        assert described_graph.num_states == by_hand.num_states == 3 * length + 2
+        assert arcs_of(wfst.trim(described_graph)) == arcs_of(wfst.trim(by_hand))
+
+
+def arcs_of(graph: wfst.Graph) -> list[Any]:
+    """All that a graph is, in an order that does not depend on how it was written."""
+    return [*sorted(zip(graph.arcs, graph.weights.tolist(), strict=True)), graph.start, graph.final]
+
+
+def test_a_token_that_lasts_is_a_state_of_its_own() -> None:
+    gaps = torch.tensor([[-math.inf, -0.5]], requires_grad=True)
+    described = criteria.load("lasting_stc")(torch.tensor([[1]]), torch.tensor([1]), blank=0, log_penalty=gaps)
+    # 0 is the blank before label 1, the label is 1. Then come the blank, an inserted 1 and an inserted 2.
+    graph = criteria.to_wfst(described, tokens=[1, 2])
+    assert [arc[:3] for arc in graph.arcs] == [
+        (0, 0, 0), (0, 1, 1),
+        (1, 1, 1), (1, 2, 0), (1, 4, 2),  # where the label stands, 1 is the label still
+        (2, 2, 0), (2, 3, 1), (2, 4, 2),
+        (3, 2, 0), (3, 3, 1), (3, 4, 2),
+        (4, 2, 0), (4, 3, 1), (4, 4, 2),
+    ]  # fmt: skip
+    assert graph.final == (1, 2, 3, 4)
+    graph.weights.sum().backward()
+    assert gaps.grad is not None
+    assert gaps.grad.tolist() == [[0, 5]]  # a token pays where it begins, not where it lasts

@@ -26,17 +26,33 @@ def test_every_criterion_is_drawn_in_every_format() -> None:
 @pytest.mark.parametrize(
     ("criterion", "published", "states"),
     [("ctc", False, 7), ("ctc", True, 7), ("selfless_ctc", False, 4), ("selfless_ctc", True, 7), ("stc", False, 4),
-     ("stc", True, 11), ("lasting_stc", False, 7), ("lasting_stc", True, 7)],
+     ("stc", True, 11), ("lasting_stc", False, 11), ("lasting_stc", True, 11)],
 )  # fmt: skip
 def test_the_published_graph_has_more_states(criterion: str, published: bool, states: int) -> None:
     assert draw(criterion, "cat", published=published, format="svg").count('class="state"') == states
 
 
-def test_alignments_tell_what_begins_from_what_lasts() -> None:
-    drawing = draw("lasting_stc", "a*", compose=3, alphabet="b", penalty=-0.5)
-    assert "a, b / -0.5" in drawing
-    assert "a…, b…" in drawing
-    assert "…" not in draw("stc", "a*", compose=3, alphabet="b")
+def test_a_token_that_lasts_pays_once() -> None:
+    # The label stands in 2, 4 and 7, and lasts. An inserted x stands in 6 and 9, an inserted a in 10.
+    assert draw("lasting_stc", "a*", alphabet="x", penalty=-0.5, compose=3).splitlines()[2:] == [
+        "0 -> 1  ∅", "0 -> 2  a",
+        "1 -> 3  ∅", "1 -> 4  a",
+        "2 -> 5  ∅", "2 -> 4  a", "2 -> 6  x / -0.5",
+        "3 -> 7  a",
+        "4 -> 8  ∅", "4 -> 7  a", "4 -> 9  x / -0.5",
+        "5 -> 8  ∅", "5 -> 10  a / -0.5", "5 -> 9  x / -0.5",
+        "6 -> 8  ∅", "6 -> 10  a / -0.5", "6 -> 9  x",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_closed_gap_has_no_star(published: bool) -> None:
+    drawing = draw("lasting_stc", "the * fox", unit="word", penalty=-0.5, published=published)
+    stars = [line for line in drawing.splitlines() if "∗" in line]
+    assert stars == ["1 -> 3  ∗ / -0.5", "2 -> 3  ∗ / -0.5", "3 -> 3  ∗ / -0.5", "3 -> 3  ∗…"]
+    assert "1 -> 1  the" in drawing
+    assert draw("lasting_stc", "the * fox", unit="word", published=published, format="svg").count('class="state"') == 6
+    assert "∞" not in draw("stc", "the * fox", unit="word", published=published, format="svg")
 
 
 def test_a_star_in_the_text_closes_the_other_gaps() -> None:

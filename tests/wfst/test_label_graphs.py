@@ -1,4 +1,4 @@
-"""The label graphs: their sizes, their alignments counted by hand, and that both STC graphs are one."""
+"""The label graphs: their sizes, their alignments counted by hand, that both STC graphs are one; and CTC's collapse."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starseq.wfst import (
+    LASTING,
     STAR,
     Graph,
+    compose,
+    ctc_collapse,
     ctc_graph,
     emission_graph,
     expand_stars,
     forward_score,
     intersect,
+    lasting_stc_graph,
     selfless_ctc_graph,
     star_label,
     star_symbols,
@@ -53,6 +57,9 @@ def test_numbers_of_states_and_arcs(target: list[int]) -> None:
     # Published: 3 arcs from each of 3U + 2 nodes, but no label to go on to from those of the last gap.
     assert len(stc_graph(target).arcs) == 3 * (3 * U + 2) - (3 if U else 2)
     assert len(stc_chain(target).arcs) == 2 * (U + 1) + U
+    # Where tokens last: loops of labels and of stars more, and no arc between equal labels.
+    assert lasting_stc_graph(target).num_states == 3 * U + 2
+    assert len(lasting_stc_graph(target).arcs) == len(stc_graph(target).arcs) + U + (U + 1) - repeats
 
 
 def test_stars_expand_to_every_token_they_let_pass() -> None:
@@ -71,6 +78,19 @@ def test_unexpanded_stars() -> None:
     assert expand_stars(graph, [1, 2]).arcs == stc_chain([1, 2], tokens=[1, 2], log_penalty=-0.5).arcs
     name = star_symbols({0: "-", 1: "x", 2: "y"})
     assert [name(arc.input) for arc in graph.arcs] == ["-", "∗∖x", "x", "-", "∗∖y", "y", "-", "∗"]  # noqa: RUF001
+
+
+def test_a_token_that_lasts_is_drawn_and_not_expanded() -> None:
+    graph = lasting_stc_graph([1], log_penalty=-0.5)
+    loops = {
+        arc.source: weight
+        for arc, weight in zip(graph.arcs, graph.weights.tolist(), strict=True)
+        if arc.input == LASTING
+    }
+    assert loops == {1: 0.0, 4: 0.0}
+    assert star_symbols(["-", "a"])(LASTING) == "∗…"  # noqa: RUF001
+    with pytest.raises(ValueError, match="graph: a token that lasts cannot be expanded"):
+        expand_stars(graph, [1, 2])
 
 
 def test_every_state_has_its_own_position() -> None:
@@ -132,6 +152,40 @@ def test_stc_alignments_with_closed_gaps(graph) -> None:
     assert forward_score(intersect(emission_graph(log_probs), labels)).exp().item() == pytest.approx(12)
 
 
+def test_lasting_stc_alignments() -> None:
+    # "1" in 2 frames: -1 1- 11 12 21. Each counts once, for 11 is one token.
+    assert count(lasting_stc_graph([1], tokens=[1, 2]), T=2, V=3) == 5
+    assert count(lasting_stc_graph([1], tokens=[1, 2], matching="all"), T=2, V=3) == 5
+    # In 3 frames all that hold a 1, and 1-1 121 twice if either 1 may be the label.
+    assert count(lasting_stc_graph([1], tokens=[1, 2]), T=3, V=3) == 19
+    assert count(lasting_stc_graph([1], tokens=[1, 2], matching="all"), T=3, V=3) == 21
+    # "1 1" in 3 frames: 1-1 121. In 2 frames there is no room.
+    assert count(lasting_stc_graph([1, 1], tokens=[1, 2]), T=3, V=3) == 2
+    assert count(lasting_stc_graph([1, 1], tokens=[1, 2]), T=2, V=3) == 0
+    # "1 * 2" in 3 frames: -12 1-2 12- 112 122.
+    penalty = torch.tensor([-math.inf, 0.0, -math.inf])
+    assert count(lasting_stc_graph([1, 2], tokens=[1, 2], log_penalty=penalty), T=3, V=3) == 5
+    # Nothing is known: everything fits. No frames: only nothing fits.
+    assert count(lasting_stc_graph([], tokens=[1, 2]), T=3, V=3) == 27
+    assert count(lasting_stc_graph([], tokens=[1, 2]), T=0, V=3) == 1
+    assert count(lasting_stc_graph([1], tokens=[1, 2]), T=0, V=3) == 0
+
+
+def test_an_inserted_token_pays_once() -> None:
+    # Certain frames 1 2 2 1, p = 1/2: of "1" the 2 and the second 1 are insertions; with both ends to match, the 2 alone.
+    frames = torch.full((4, 3), -math.inf, dtype=torch.float64)
+    frames[range(4), [1, 2, 2, 1]] = 0.0
+    for target, expected in (([1], 0.25), ([1, 1], 0.5), ([2], 0.25), ([], 0.125)):
+        graph = lasting_stc_graph(target, tokens=[1, 2], log_penalty=math.log(0.5))
+        assert forward_score(intersect(emission_graph(frames), graph)).exp().item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("T", range(6))
+def test_the_collapse_reads_every_alignment_once(T: int) -> None:
+    emissions = emission_graph(torch.zeros(T, 3, dtype=torch.float64))
+    assert forward_score(compose(emissions, ctc_collapse([1, 2]))).exp().item() == pytest.approx(3**T)
+
+
 # --- the published graph and the chain are one
 
 
@@ -164,13 +218,13 @@ def test_published_graph_equals_chain(utterance) -> None:
 # --- bad input
 
 
-@pytest.mark.parametrize("graph", [ctc_graph, selfless_ctc_graph, stc_graph, stc_chain])
+@pytest.mark.parametrize("graph", [ctc_graph, selfless_ctc_graph, stc_graph, stc_chain, lasting_stc_graph])
 def test_the_blank_is_no_label(graph) -> None:
     with pytest.raises(ValueError, match="target: the blank 3 is among the labels, at position 1"):
         graph([1, 3], blank=3)
 
 
-@pytest.mark.parametrize("graph", [stc_graph, stc_chain])
+@pytest.mark.parametrize("graph", [stc_graph, stc_chain, lasting_stc_graph])
 def test_bad_penalty_and_matching(graph) -> None:
     with pytest.raises(ValueError, match=r"log_penalty: expected a number or shape \(3,\), got shape \(2,\)"):
         graph([1, 2], log_penalty=torch.zeros(2))

@@ -1,14 +1,9 @@
-r"""STC with the collapse of CTC: tokens may last, labels and inserted ones alike.
+"""STC with the collapse of CTC: tokens may last, labels and inserted ones alike.
 
-The graph is that of CTC, and its blanks have the stars: state 2l is gap l, state 2l+1 is label l+1. With P the probabilities,
-B_t(v) = P_t(v) (1 - P_{t-1}(v)) that a token begins, and L_t(v) = P_t(v) P_{t-1}(v) that it lasts:
-
-    stay(t, gap l)    = P_t(blank) + p_l * B_t(star \ y_{l+1}) + L_t(star \ y_{l+1})
-    enter(t, gap l)   = P_t(blank) + p_l * B_t(star \ y_{l+1})
-    stay(t, label l)  = enter(t, label l) = P_t(y_l),       entered from its gap or, where the labels differ, from the label before
-
-So an inserted token pays once, however long it lasts, as surely as its frames show it. With all gaps closed this is CTC. What is
-left out, and where nothing is, is as in `stc`.
+The graph is that of CTC, and its blanks have the stars: state 2l is gap l, state 2l+1 is label l+1. In a gap any token may be
+inserted, at p_l once, however long it lasts; a gap is left by the next label, or by the blank or another token to itself. For that
+it remembers which token stands: see `starseq.lattice.gaps`, which is what is computed with. With all gaps closed this is CTC. What
+is left out, and where nothing is, is as in `stc`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ the (partial) label. Posteriors are shares of the weight of *all* of these align
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,11 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from starseq import criteria, emissions
+from starseq import criteria
 from starseq.arguments import MATCHINGS, backend_for, check_values, one_of
-from starseq.criteria.graph import LabelGraph
-from starseq.emissions.lasting_torch import begins_and_lasts
+from starseq.criteria.graph import LabelGraph, gaps_of
 from starseq.emissions.tokens import NONE, Scores
+from starseq.emissions.vocabulary_torch import log_scores
+from starseq.lattice import lasting_torch
 from starseq.lattice.banded_torch import outside
 
 __all__ = ["AlignedLabel", "Alignment", "Filling", "StarSpan", "align", "align_batch", "check_finite", "label_frames"]
@@ -41,8 +43,10 @@ class AlignedLabel(NamedTuple):
 
 
 class Filling(NamedTuple):
-    """A token that the best path inserts, and its posterior: that this token is inserted in this gap at this frame. Where tokens
-    last, frame and posterior are those of its first frame; and one may begin that equals the label in the frame before it."""
+    """A token that the best path inserts, and its posterior: that this token is inserted in this gap at this frame.
+
+    Where repeats merge it may stand for several frames and is one token still: frame and posterior are those of the first.
+    """
 
     token: int
     frame: int
@@ -98,7 +102,7 @@ def align(
         log_penalty: lambda <= 0, the log-weight of a missing token: a number or (U+1,).
         matching: "leftmost" or "all", as in the loss.
         blank: the token that means nothing.
-        backend: "torch", "numba", "triton", or "auto" by the device.
+        backend: "torch", "numba", "triton", or "auto" by the device. Lasting STC is aligned in plain torch whatever it is.
 
     Raises ValueError, in one sentence, for arguments out of range, NaN, and labels that no alignment can mean.
 
@@ -161,171 +165,173 @@ def align_batch(
     if penalty is not None:
         options = {"log_penalty": penalty.to(device), "matching": matching}
     graph = criteria.load(criterion)(padded.to(device), target_lengths.to(device), blank=blank, **options)
-    result = _paths(logits, frames.to(device), graph, name)
-    numbers = zip(frames.tolist(), target_lengths.tolist(), strict=True)
-    return [_read(graph, result, b, T, U, criterion, len(logits) > 1) for b, (T, U) in enumerate(numbers)]
+    if graph.tokens.lasting:
+        reading = _read_lasting(logits, frames.to(device), graph)
+    else:
+        reading = _read_banded(logits, frames.to(device), graph, name)
+    reading = _Reading(*(x.cpu() for x in reading))
+    result = []
+    for b, (T, U) in enumerate(zip(frames.tolist(), target_lengths.tolist(), strict=True)):
+        if reading.log_score[b] == -torch.inf:
+            where = f"utterance {b}: " if len(logits) > 1 else ""
+            raise ValueError(f"{where}no alignment: {_why_none(graph, b, T, U, criterion)}")
+        result.append(_alignment(reading, b, T, U))
+    return result
 
 
-class _Paths(NamedTuple):
-    """The best paths of a batch and the posteriors of its arcs, on the CPU. All (B, T, S) but the first three."""
+class _Reading(NamedTuple):
+    """What the best paths of a batch consume. All (B, T) but the last three."""
 
-    path: Tensor  # (B, T), the state after each frame
+    gap: Tensor  # of the frame: it lies after label `gap`, or is that label
+    token: Tensor  # NONE for blank
+    is_label: Tensor  # whether the token is label `gap`, not an inserted one
+    begins: Tensor  # whether an inserted token begins, and did not stand before
+    confidence: Tensor  # the posterior of this label, or of this token in this gap
+    probability: Tensor  # of the token by itself (read of labels alone)
+    missing: Tensor  # (B, U+1), or more: the rest is not read
     log_score: Tensor  # (B,)
     log_z: Tensor  # (B,)
-    enter: Tensor  # posterior of entering a state, of staying in it
-    stay: Tensor
-    star: Tensor  # posterior of an insertion (empty without stars)
-    filling: Tensor  # the token that the best way to stay inserts, NONE where it inserts nothing, and its posterior
-    filling_posterior: Tensor
-    entering: Tensor  # the same of the best way to enter
-    entering_posterior: Tensor
-    probability: Tensor  # of the tokens that enter
 
 
-def _paths(logits: Tensor, lengths: Tensor, graph: LabelGraph, backend: str) -> _Paths:
+def _read_lasting(logits: Tensor, lengths: Tensor, graph: LabelGraph) -> _Reading:
+    gaps, (x, _) = gaps_of(graph), log_scores(logits, lengths, normalized=True)
+    row, place, log_score = lasting_torch.viterbi(x, gaps, lengths)
+    row, place = row.clamp(min=0), place.clamp(min=0)
+    log_alpha, log_beta, log_z = lasting_torch.forward_backward(x, gaps, lengths)
+    log_after = log_beta[:, 1:] - log_z[:, None, None, None]
+    stands = (log_alpha[:, 1:] + log_after).exp()
+    # A token begins where it stands and does not go on; rounding may lead a little below 0.
+    goes_on = (log_alpha[:, :-1, :, :-1] + x[:, :, None] + log_after[..., :-1]).exp()
+    begins = stands[..., :-1] - goes_on
+    begins[..., gaps.blank] = 0
+    inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+
+    is_label = place == x.shape[2]
+    labels = torch.nn.functional.pad(gaps.labels.long(), (1, 0), value=NONE).gather(1, row)
+    token = torch.where(is_label, labels, place).masked_fill(place == gaps.blank, NONE)
+    state = row * stands.shape[3] + place
+    return _Reading(
+        row, token, is_label,
+        begins=place != torch.nn.functional.pad(place, (1, 0), value=NONE)[:, :-1],  # labels lie between rows
+        confidence=_at(stands.flatten(2), state),
+        probability=_at(x, token.clamp(min=0)).exp(),
+        missing=begins.sum(dim=3).masked_fill(~inside[:, :, None], 0).sum(dim=1).clamp(min=0),
+        log_score=log_score, log_z=log_z,
+    )  # fmt: skip
+
+
+def _read_banded(logits: Tensor, lengths: Tensor, graph: LabelGraph, backend: str) -> _Reading:
+    emissions = importlib.import_module(f"starseq.emissions.vocabulary_{backend}")
     lattice = importlib.import_module(f"starseq.lattice.banded_{backend}")
     topology, tokens = graph
     has_star = tokens.star_weight is not None
-    arcs: Scores = emissions.load(backend, tokens.lasting).scores(
-        logits, tokens, topology, lengths, normalized=True, star=has_star
-    )
+    arcs: Scores = emissions.scores(logits, tokens, topology, lengths, normalized=True, star=has_star)
     log_alpha, log_beta, log_z = lattice.forward_backward(arcs.stay, arcs.enter, topology, lengths)
     outside_stay, outside_enter = outside(log_alpha, log_beta, log_z, topology)
-    nothing = torch.full_like(arcs.stay, NONE, dtype=torch.int64)
-    stay, enter = _Best(nothing, arcs.stay, arcs.stay), _Best(nothing, arcs.enter, arcs.enter)
-    star = arcs.star
-    if has_star:
-        # Sums over a star's tokens give its posterior; the best alignment takes one of them, and no blank besides.
-        stay, enter = _best_arcs(logits, graph, arcs)
-        star = (outside_stay + arcs.star).exp()
-        if tokens.lasting:
-            star = star + (outside_enter + arcs.star).exp()
-    path, log_score = lattice.viterbi(stay.score, enter.score, topology, lengths)
-    result = _Paths(
-        path, log_score, log_z,
-        enter=(outside_enter + arcs.enter).exp(),
-        stay=(outside_stay + arcs.stay).exp(),
-        star=star,
-        filling=stay.filling,
-        filling_posterior=(outside_stay + stay.of_filling).exp(),
-        entering=enter.filling,
-        entering_posterior=(outside_enter + enter.of_filling).exp(),
-        probability=arcs.enter.exp(),
+    filling, best_stay = _best_stay(logits, graph, arcs)
+    path, log_score = lattice.viterbi(best_stay, arcs.enter, topology, lengths)
+
+    path = path.long().clamp(min=0)
+    stays = path == torch.nn.functional.pad(path, (1, 0))[:, :-1]
+    enter_token = tokens.enter.gather(1, path)
+    stay_token = torch.full_like(enter_token, tokens.blank) if tokens.stay is None else tokens.stay.gather(1, path)
+    inserted = _at(filling, path).masked_fill(~stays, NONE)
+    inserts, consumed = inserted != NONE, torch.where(stays, stay_token, enter_token)
+    token = torch.where(inserts, inserted, consumed.masked_fill(consumed == tokens.blank, NONE))
+    of_filling = _at(outside_stay + best_stay, path).exp()
+    of_label = _at(outside_enter + arcs.enter, path).exp()
+    staying = _at(outside_stay + arcs.stay, path).exp()
+    of_label = of_label + staying.masked_fill(stay_token != enter_token, 0)  # it may go on for several frames
+    gap_of = ((tokens.enter != tokens.blank) & (tokens.enter != NONE)).cumsum(1)
+    star = (outside_stay + arcs.star).exp() if has_star else torch.zeros_like(arcs.stay)
+    return _Reading(
+        gap_of.gather(1, path), token,
+        is_label=~inserts & (token != NONE),
+        begins=inserts,
+        confidence=torch.where(inserts, of_filling, of_label),
+        probability=_at(arcs.enter, path).exp(),
+        missing=_missing(star, gap_of, graph, lengths),
+        log_score=log_score, log_z=log_z,
     )  # fmt: skip
-    return _Paths(*(x.cpu() for x in result))
 
 
-class _Best(NamedTuple):
-    """The best way of every arc, all (B, T, S): the token it inserts (NONE: nothing), its log-score, and that of an insertion."""
-
-    filling: Tensor
-    score: Tensor
-    of_filling: Tensor
+def _at(x: Tensor, path: Tensor) -> Tensor:
+    """x (B, T, S) along a path (B, T)."""
+    return x.gather(2, path[:, :, None])[..., 0]
 
 
-def _best_arcs(logits: Tensor, graph: LabelGraph, arcs: Scores) -> tuple[_Best, _Best]:
-    """The best ways to stay in each state and to enter it, where there are stars."""
-    tokens = graph.tokens
-    assert tokens.star_weight is not None
-    x = logits.to(arcs.norm.dtype) - arcs.norm[:, :, None]
-    weight = tokens.star_weight.to(x.dtype)[:, None]
-    log_blank = x[:, :, tokens.blank, None].expand_as(arcs.stay)
-    if not tokens.lasting:
-        return _best_of([(log_blank, None), _best_of_star(x, graph, weight)]), _best_of([(arcs.enter, None)])
-    begins, lasts = begins_and_lasts(x)
-    begin = _best_of_star(begins, graph, weight)
-    last = _best_of_star(lasts, graph, torch.where(weight == -torch.inf, weight, 0.0))
-    # A label's own token stands beside no star, so that its score is all of its arc's.
-    is_gap = (tokens.enter == tokens.blank)[:, None]
-    enter = torch.where(is_gap, log_blank, arcs.enter)
-    return _best_of([(torch.where(is_gap, log_blank, arcs.stay), None), begin, last]), _best_of([(enter, None), begin])
+def _missing(star: Tensor, gap_of: Tensor, graph: LabelGraph, lengths: Tensor) -> Tensor:
+    """The sum of posteriors (B, T, S) of insertions over the frames and states of every gap, (B, S), of which U+1 are gaps."""
+    frames, states = (torch.arange(n, device=star.device) for n in star.shape[1:])
+    exists = (frames < lengths[:, None])[:, :, None] & (states < graph.topology.num_states[:, None])[:, None]
+    inserted = star.double().masked_fill(~exists, 0).sum(dim=1)
+    return torch.zeros_like(inserted).scatter_add_(1, gap_of, inserted)
 
 
-def _best_of(ways: Sequence[tuple[Tensor, Tensor | None]]) -> _Best:
-    """Of log-scores (B, T, S) and the tokens they insert, None for nothing; of equals the first."""
-    score, of_filling = ways[0][0], torch.full_like(ways[0][0], -torch.inf)
-    filling = torch.full_like(score, NONE, dtype=torch.int64)
-    for weighs, token in ways[1:]:
-        assert token is not None
-        better = weighs > score
-        score, filling = torch.where(better, weighs, score), torch.where(better, token, filling)
-        of_filling = torch.where(better, weighs, of_filling)
-    return _Best(filling, score.contiguous(), of_filling)
+def _best_stay(logits: Tensor, graph: LabelGraph, arcs: Scores) -> tuple[Tensor, Tensor]:
+    """The best way to stay in each state: the token it inserts, NONE where it inserts nothing, and its log-score. Two (B, T, S).
 
-
-def _best_of_star(x: Tensor, graph: LabelGraph, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """For every frame and state the log-weight of the best token of its star, of scores x (B, T, V), and that token: (B, T, S)."""
+    Sums over a star's tokens give its posterior; the best alignment takes one of them, and no blank besides.
+    """
     topology, tokens = graph
+    if tokens.star_weight is None:
+        return torch.full_like(arcs.stay, NONE, dtype=torch.int64), arcs.stay
     # Of the three largest at most one is blank and at most one left out.
-    values, indices = x.topk(min(3, x.shape[2]), dim=2)
-    states = torch.arange(tokens.enter.shape[1], device=x.device)
+    top = logits.topk(min(3, logits.shape[2]), dim=2)
+    values, indices = top.values.to(arcs.norm.dtype) - arcs.norm[:, :, None], top.indices
+    states = torch.arange(tokens.enter.shape[1], device=logits.device)
     left_out = torch.full_like(tokens.enter, NONE) if tokens.star_except is None else tokens.star_except
     left_out = left_out.masked_fill(states >= topology.num_states[:, None] - 1, NONE)
     allowed = (indices != tokens.blank)[:, :, None] & (indices[:, :, None] != left_out[:, None, :, None])
     best, place = values[:, :, None].masked_fill(~allowed, -torch.inf).max(dim=3)
-    return best + weight, indices[:, :, None].expand_as(allowed).gather(3, place[..., None])[..., 0]
+    token = indices[:, :, None].expand_as(allowed).gather(3, place[..., None])[..., 0]
+    log_star = best + tokens.star_weight.to(best.dtype)[:, None]
+    log_blank = (logits[:, :, tokens.blank].to(arcs.norm.dtype) - arcs.norm)[:, :, None]
+    return token.masked_fill(log_star <= log_blank, NONE), torch.maximum(log_star, log_blank)
 
 
-def _read(graph: LabelGraph, paths: _Paths, b: int, T: int, U: int, criterion: str, batched: bool) -> Alignment:
-    """Utterance b's best path, frame by frame."""
-    log_z, log_score = float(paths.log_z[b]), float(paths.log_score[b])
-    if log_score == -math.inf:
-        where = f"utterance {b}: " if batched else ""
-        raise ValueError(
-            f"{where}no alignment: " + (f"{U} labels need more than {T} frames" if _too_short(graph, b, T) else
-            f"every alignment of the {U} labels with the {T} frames has probability 0 under {criterion}")
-        )  # fmt: skip
-    blank, states = graph.tokens.blank, int(graph.topology.num_states[b])
-    enters = graph.tokens.enter[b, :states].tolist()
-    stays = [blank] * states if graph.tokens.stay is None else graph.tokens.stay[b, :states].tolist()
-    gap_of = torch.tensor([token not in (blank, NONE) for token in enters]).cumsum(0)
-    missing = torch.zeros(U + 1, dtype=torch.float64)
-    if paths.star.numel():
-        missing.index_add_(0, gap_of, paths.star[b, :T, :states].sum(dim=0).to(missing.dtype))
+class _Frame(NamedTuple):
+    """A frame of `_Reading`, and which it is."""
 
-    path = paths.path[b, :T]
-    gaps, states_after = gap_of[path].tolist(), path.tolist()
+    t: int
+    gap: int
+    token: int
+    is_label: bool
+    begins: bool
+    confidence: float
+    probability: float
 
-    def along(x: Tensor) -> list[Any]:
-        result: list[Any] = x[b, torch.arange(T), path].tolist()
-        return result
 
-    entered, stayed, probability = along(paths.enter), along(paths.stay), along(paths.probability)
-    stays_by = list(zip(along(paths.filling), along(paths.filling_posterior), strict=True))
-    enters_by = list(zip(along(paths.entering), along(paths.entering_posterior), strict=True))
-    found: list[list[int]] = [[] for _ in range(U)]
-    fillings: list[list[Filling]] = [[] for _ in range(U + 1)]
-    ends = [0] * (U + 1)
-    last = NONE
-    for t, (gap, state, before) in enumerate(zip(gaps, states_after, [0, *states_after], strict=False)):
-        token, posterior = (stays_by if state == before else enters_by)[t]
-        if token != NONE:
-            if not (graph.tokens.lasting and token == last):
-                fillings[gap].append(Filling(token, t, min(posterior, 1.0)))
-            ends[gap] = t + 1
-        elif (stays if state == before else enters)[state] not in (blank, NONE):
-            found[gap - 1].append(t)
-        last = token
-    labels = []
-    for frames in found:
-        state = states_after[frames[0]]
-        lasts = stays[state] == enters[state]  # the label may go on for several frames
-        shares = [entered[t] + lasts * stayed[t] for t in frames]
-        labels.append(
-            AlignedLabel(
-                enters[state],
-                frames[0],
-                frames[-1] + 1,
-                confidence=min(sum(shares) / len(frames), 1.0),  # rounding may lead a little past 1
-                probability=sum(probability[t] for t in frames) / len(frames),
-            )
-        )
-    spans = tuple(
-        StarSpan(gap, tokens[0].frame, ends[gap], tuple(tokens), float(missing[gap]))
-        for gap, tokens in enumerate(fillings)
-        if tokens
-    )
-    return Alignment(tuple(labels), spans, tuple(missing.tolist()), log_score, log_z)
+def _alignment(reading: _Reading, b: int, T: int, U: int) -> Alignment:
+    """Utterance b's best path, label by label and gap by gap."""
+    missing = reading.missing[b, : U + 1].tolist()
+    columns = (column[b, :T].tolist() for column in reading[:6])
+    frames = [_Frame(*frame) for frame in zip(range(T), *columns, strict=True)]
+    read = [frame for frame in frames if frame.token != NONE]
+    labels, spans = [], []
+    for (gap, is_label), group in itertools.groupby(read, key=lambda frame: (frame.gap, frame.is_label)):
+        if is_label:
+            labels.append(_label(list(group)))
+        else:
+            spans.append(_span(gap, list(group), missing[gap]))
+    return Alignment(tuple(labels), tuple(spans), tuple(missing), float(reading.log_score[b]), float(reading.log_z[b]))
+
+
+def _label(frames: Sequence[_Frame]) -> AlignedLabel:
+    confidence, probability = (sum(x) / len(frames) for x in zip(*(frame[-2:] for frame in frames), strict=True))
+    # Rounding may lead a little past 1.
+    return AlignedLabel(frames[0].token, frames[0].t, frames[-1].t + 1, min(confidence, 1.0), probability)
+
+
+def _span(gap: int, frames: Sequence[_Frame], missing: float) -> StarSpan:
+    fillings = (Filling(frame.token, frame.t, min(frame.confidence, 1.0)) for frame in frames if frame.begins)
+    return StarSpan(gap, frames[0].t, frames[-1].t + 1, tuple(fillings), missing)
+
+
+def _why_none(graph: LabelGraph, b: int, T: int, U: int, criterion: str) -> str:
+    if _too_short(graph, b, T):
+        return f"{U} labels need more than {T} frames"
+    return f"every alignment of the {U} labels with the {T} frames has probability 0 under {criterion}"
 
 
 def label_frames(graph: LabelGraph, b: int, path: Sequence[int]) -> list[tuple[int, int]]:

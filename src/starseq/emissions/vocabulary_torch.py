@@ -23,11 +23,11 @@ def scores(
 ) -> Scores:
     """Scores of all arcs. logits: (B, T, V). With `normalized` a log-softmax comes first; with `star` its part is kept."""
     x, norm = log_scores(logits, lengths, normalized)
-    enters, stays, left_out = whole(tokens, topology)
-    enter, stay = gather(x, enters), gather(x, stays)
+    enters, stays, left_out = _whole(tokens, topology)
+    enter, stay = _gather(x, enters), _gather(x, stays)
     if tokens.star_weight is None:
         return Scores(stay, enter, stay.new_empty(0), norm)
-    log_star = tokens.star_weight.to(x.dtype)[:, None] + star_except(x, left_out, tokens.blank)
+    log_star = tokens.star_weight.to(x.dtype)[:, None] + _star_except(x, left_out, tokens.blank)
     return Scores(torch.logaddexp(stay, log_star), enter, log_star if star else stay.new_empty(0), norm)
 
 
@@ -43,13 +43,13 @@ def gradient(
     outside_stay, outside_enter = outside(log_alpha, log_beta, log_z, topology)
 
     result = x.exp() if normalized else torch.zeros_like(x)  # the posteriors of each frame sum to one
-    enter, stay, left_out = whole(tokens, topology)
+    enter, stay, left_out = _whole(tokens, topology)
     if tokens.star_weight is not None:
         weighted = (outside_stay + tokens.star_weight[:, None]).masked_fill(outside_stay == -torch.inf, -torch.inf)
         # Past the states a weight may be NaN.
-        result = result - (x + log_holding(left_out, weighted, x.shape[2], tokens.blank)).exp()
+        result = result - (x + _log_holding(left_out, weighted, x.shape[2], tokens.blank)).exp()
     arcs, around = torch.cat([stay, enter], dim=1), torch.cat([outside_stay, outside_enter], dim=2)
-    return for_logits(result - arc_posteriors(x, arcs, around), grad, logits, lengths, log_z)
+    return for_logits(result - _arc_posteriors(x, arcs, around), grad, logits, lengths, log_z)
 
 
 def for_logits(result: Tensor, grad: Tensor, logits: Tensor, lengths: Tensor, log_z: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def for_logits(result: Tensor, grad: Tensor, logits: Tensor, lengths: Tensor, lo
     return torch.empty_like(logits).copy_(result.masked_fill(past[:, :, None], 0))
 
 
-def whole(tokens: Tokens, topology: Topology) -> tuple[Tensor, Tensor, Tensor]:
+def _whole(tokens: Tokens, topology: Topology) -> tuple[Tensor, Tensor, Tensor]:
     """What each state's entering arcs consume, its self-loop, and what its star leaves out, with nothing left unsaid."""
     nothing = torch.full_like(tokens.enter, NONE)
     enter, stay = tokens.enter, tokens.stay
@@ -89,17 +89,17 @@ def _wide(logits: Tensor, lengths: Tensor) -> Tensor:
     return x.masked_fill(past[:, :, None], 0)
 
 
-def gather(x: Tensor, tokens: Tensor) -> Tensor:
+def _gather(x: Tensor, tokens: Tensor) -> Tensor:
     """x (B, T, V) at tokens (B, S): (B, T, S), with -inf for impossible tokens."""
     possible = _possible(tokens, x.shape[2])
     index = tokens.masked_fill(~possible, 0).long()[:, None].expand(-1, x.shape[1], -1)
     return x.gather(2, index).masked_fill(~possible[:, None], -torch.inf)
 
 
-def arc_posteriors(x: Tensor, arcs: Tensor, log_outside: Tensor) -> Tensor:
+def _arc_posteriors(x: Tensor, arcs: Tensor, log_outside: Tensor) -> Tensor:
     """(B, T, V): the posterior of each token on arcs that consume `arcs`, (B, A), with `log_outside`, (B, T, A), around them."""
     vocabulary = x.shape[2]
-    posteriors = (gather(x, arcs) + log_outside).exp()
+    posteriors = (_gather(x, arcs) + log_outside).exp()
     summed = posteriors @ _same(arcs, vocabulary).to(x.dtype)
     # Each token once; the rest go to a spare column.
     index = _first_or(arcs, vocabulary)[:, None].expand(-1, x.shape[1], -1)
@@ -127,7 +127,7 @@ def _holds_largest(sizes: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
     return (tokens[:, None] == largest) & _possible(tokens, vocabulary)[:, None]
 
 
-def star_except(x: Tensor, tokens: Tensor, blank: int) -> Tensor:
+def _star_except(x: Tensor, tokens: Tensor, blank: int) -> Tensor:
     """(B, T, S): the log-sum over all tokens but blank and the one given for each state."""
     blanks = torch.arange(x.shape[2], device=x.device) == blank
     x = x.masked_fill(blanks, -torch.inf)
@@ -135,12 +135,12 @@ def star_except(x: Tensor, tokens: Tensor, blank: int) -> Tensor:
     # At most one token can hold more than half of the star: that one is left out by adding up the others.
     others = torch.logsumexp(x.scatter(2, place, -torch.inf), dim=2, keepdim=True)
     star = torch.logaddexp(others, top)
-    left_out = gather(x, tokens)
+    left_out = _gather(x, tokens)
     share = (left_out - star).exp().masked_fill(left_out == -torch.inf, 0)
     return torch.where(left_out == top, others, star + torch.log1p(-share))
 
 
-def log_holding(tokens: Tensor, log_outside: Tensor, vocabulary: int, blank: int) -> Tensor:
+def _log_holding(tokens: Tensor, log_outside: Tensor, vocabulary: int, blank: int) -> Tensor:
     """(B, T, V): for each token the log-sum of `log_outside`, (B, T, S), over the stars that hold it: that do not leave it out."""
     top = log_outside.max(dim=2, keepdim=True).values.clamp(min=torch.finfo(log_outside.dtype).min)
     sizes = (log_outside - top).exp()

@@ -70,22 +70,17 @@ def draw(
         raise ValueError(f"text: {text!r} marks gaps, and {criterion} has none")
     partial = gaps.parse(text, unit)
     names = [BLANK, *dict.fromkeys([*partial.labels, *gaps.parse(alphabet, unit).labels])]
-    graph = _label_graph(criterion, partial, names, penalty, matching, published)
+    tokens = None if compose is None else range(1, len(names))
+    graph = _label_graph(criterion, partial, names, penalty, matching, published, tokens)
     positions: Positions | None = None
     if emissions is not None:
         graph = _emission_graph("emissions", emissions, len(names))
     elif compose is not None:
-        tokens, size = range(1, len(names)), None
-        if any(
-            arc.input <= wfst.LASTING for arc in graph.arcs
-        ):  # what begins in a gap and what lasts there are told apart
-            size, names = len(names), [*names, *names, *(f"{name}…" for name in names)]
-        labels = wfst.expand_stars(graph, tokens, size)
-        graph, positions = _trellis(_emission_graph("compose", compose, len(names)), labels)
+        graph, positions = _trellis(_emission_graph("compose", compose, len(names)), graph)
         if not graph.num_states:
             raise ValueError(f"compose: {text!r} has no alignment with {compose} frames")
-    elif published and criterion == "stc":
-        positions = wfst.stc_positions(len(partial.labels))
+    elif criterion == "lasting_stc" or (published and criterion == "stc"):
+        graph, positions = _without_dead_ends(graph, wfst.stc_positions(len(partial.labels)))
     symbols = wfst.star_symbols(names)
     if format == "svg":
         return wfst.to_svg(graph, symbols, positions)
@@ -93,9 +88,15 @@ def draw(
 
 
 def _label_graph(
-    criterion: str, partial: gaps.Partial, names: Sequence[str], penalty: float | None, matching: str, published: bool
+    criterion: str,
+    partial: gaps.Partial,
+    names: Sequence[str],
+    penalty: float | None,
+    matching: str,
+    published: bool,
+    tokens: Sequence[int] | None,
 ) -> Graph:
-    """The label graph with its stars as symbols; blank is token 0."""
+    """The label graph, with its stars expanded to `tokens` or else as symbols; blank is token 0."""
     target = [names.index(label, 1) for label in partial.labels]
     options: dict[str, Any] = {}
     if criteria.has_star(criterion):
@@ -107,10 +108,11 @@ def _label_graph(
     elif penalty is not None:
         raise ValueError(f"penalty: {criterion} has no star to weigh")
     if published:
-        graph: Graph = getattr(wfst, f"{criterion}_graph")(target, **options)
+        graph: Graph = getattr(wfst, f"{criterion}_graph")(target, **options, **({"tokens": tokens} if options else {}))
         return graph
     targets = torch.tensor([target], dtype=torch.int64)
-    return criteria.to_wfst(criteria.load(criterion)(targets, torch.tensor([len(target)]), blank=0, **options))
+    described = criteria.load(criterion)(targets, torch.tensor([len(target)]), blank=0, **options)
+    return criteria.to_wfst(described, tokens=tokens)
 
 
 def _emission_graph(option: str, frames: int, tokens: int) -> Graph:
@@ -120,7 +122,10 @@ def _emission_graph(option: str, frames: int, tokens: int) -> Graph:
 
 
 def _trellis(emissions: Graph, labels: Graph) -> tuple[Graph, Positions]:
-    """The composition, and the place of each of its states: the frame across, the state of the label graph down."""
+    """The composition, and the place of each of its states: the frame across, the state of the label graph down.
+
+    States that no alignment of so many frames is in have no row.
+    """
     # Arcs that write the state they lead to: what the composition writes then says where its states come from.
     telling = Graph(
         labels.num_states, [arc._replace(output=arc.target) for arc in labels.arcs], labels.weights,
@@ -130,6 +135,11 @@ def _trellis(emissions: Graph, labels: Graph) -> tuple[Graph, Positions]:
     place = dict.fromkeys(both.start, (0, 0))
     for source, target, _, row in both.arcs:  # a state is arrived at before it is left
         place[target] = (place[source][0] + 1, row)
-    arcs = [arc._replace(output=arc.input) for arc in both.arcs]
-    graph = Graph(both.num_states, arcs, both.weights, both.start, both.final)
-    return graph, [place[state] for state in range(both.num_states)]
+    rows = sorted({row for _, row in place.values()})
+    return wfst.project(both), [(place[state][0], rows.index(place[state][1])) for state in range(both.num_states)]
+
+
+def _without_dead_ends(graph: Graph, positions: Positions) -> tuple[Graph, Positions]:
+    """The graph without the star nodes of closed gaps, and the places of what is left."""
+    states, _ = wfst.live(graph)
+    return wfst.trim(graph), [positions[state] for state in states]

@@ -45,17 +45,17 @@ def forget_stale_code(package: Path) -> None:
 forget_stale_code(Path(__file__).parent.parent)
 
 # Nobody calls a kernel from C: one wrapper less to compile.
-_OPTIONS: dict[str, Any] = {
+OPTIONS: dict[str, Any] = {
     "nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "no_cfunc_wrapper": True,
 }  # fmt: skip
 # `contract` allows fused multiply-adds and nothing else: infinities, NaN and the order of sums stay as written. Without numba's
 # run-time (`_nrt`) nothing can be allocated, but a slice costs no counting of references, which is as much as a short loop.
-jit = numba.njit(fastmath={"contract"}, _nrt=False, **_OPTIONS)
+jit = numba.njit(fastmath={"contract"}, _nrt=False, **OPTIONS)
 # For what is called at every frame: an array is seven arguments, and handing over a few costs as much as a short loop. (Not for
 # all: what is inlined is compiled anew in each place.) Such a function has no wrapper for Python either: never call it from there.
-jit_inline = numba.njit(fastmath={"contract"}, _nrt=False, forceinline=True, no_cpython_wrapper=True, **_OPTIONS)
+jit_inline = numba.njit(fastmath={"contract"}, _nrt=False, forceinline=True, no_cpython_wrapper=True, **OPTIONS)
 # For the outermost functions, which allocate scratch space.
-jit_outer = numba.njit(**_OPTIONS)
+jit_outer = numba.njit(**OPTIONS)
 
 _ROUND = np.float32(1.4426950408889634)  # 1 / ln 2
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)

@@ -53,13 +53,13 @@ def _forward(
 
 def _gradient(
     grad: Tensor, logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None,
-    norm: Tensor, log_alpha: Tensor, log_beta: Tensor, log_z: Tensor,
+    norm: Tensor, alpha: Tensor, beta: Tensor, log_z: Tensor,
     criterion: str, matching: str, blank: int, normalized: bool, backend: str,
 ) -> Tensor:  # fmt: skip
     batch = (logits, targets, input_lengths, target_lengths, log_penalty)
     setting = Setting(criterion, matching, blank, normalized, backend)
     graph = separate.checked_graph(batch, setting, validate=False)
-    return separate.gradient(grad, batch, graph, (norm, log_alpha, log_beta, log_z), setting)
+    return separate.gradient(grad, batch, graph, (norm, alpha, beta, log_z), setting)
 
 
 _VALUES = "str criterion, str matching, int blank, bool normalized, str backend"
@@ -72,7 +72,7 @@ forward_op = torch.library.custom_op(
 )  # fmt: skip
 gradient_op = torch.library.custom_op(
     "starseq::gradient", _gradient, mutates_args=(),
-    schema=f"(Tensor grad, {_TENSORS}, Tensor norm, Tensor log_alpha, Tensor log_beta, Tensor log_z, {_VALUES}) -> Tensor",
+    schema=f"(Tensor grad, {_TENSORS}, Tensor norm, Tensor alpha, Tensor beta, Tensor log_z, {_VALUES}) -> Tensor",
 )  # fmt: skip
 
 
@@ -86,13 +86,17 @@ def _forward_fake(
     _, tokens = separate.label_graph(criterion, targets, target_lengths, log_penalty, matching, blank)
     states = tokens.enter.shape[1]
     dtype = loss_dtype(logits)
-    sums = logits.new_empty(batch, frames + 1, states, dtype=torch.float64)
+    alpha = logits.new_empty(batch, frames + 1, states, dtype=torch.float64)
+    beta = torch.empty_like(alpha) if differentiable or inserted else alpha.new_empty(0)
+    if tokens.lasting:  # posteriors, and nothing
+        alpha = torch.empty_like(logits, dtype=dtype) if differentiable else logits.new_empty(0, dtype=dtype)
+        beta = logits.new_empty(0)
     return (
         logits.new_empty(batch, dtype=dtype),
         logits.new_empty(batch, targets.shape[1] + 1, dtype=dtype) if inserted else logits.new_empty(0, dtype=dtype),
         logits.new_empty(batch, frames, dtype=torch.float64),
-        sums,
-        torch.empty_like(sums) if differentiable or inserted else sums.new_empty(0),
+        alpha,
+        beta,
         logits.new_empty(batch, dtype=torch.float64),
     )
 

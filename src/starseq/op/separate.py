@@ -1,7 +1,7 @@
 """The operation as a chain of parts that know nothing of each other: label graph, emissions, lattice, reduction. For any backend.
 
 Backends are pairs of modules under the same function names: emissions/vocabulary_<name>.py and lattice/banded_<name>.py. Where
-inserted tokens last, emissions/lasting_torch.py stands for the first.
+inserted tokens last, `lasting` stands for both.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from starseq import criteria, emissions
+from starseq import criteria
 from starseq.arguments import check_values
 from starseq.criteria.graph import LabelGraph
-from starseq.lattice.banded_torch import outside
+from starseq.op import lasting
 from starseq.op.reduction import for_each, reduce
 from starseq.op.setting import Batch, Request, Saved, Setting, loss_dtype, turned
 
@@ -68,11 +68,11 @@ def sums_of(
     batch: Batch, graph: LabelGraph, setting: Setting, inserted: bool, differentiable: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Losses (B,), insertions (B, U+1) or empty, and what the gradient needs: norm, log_alpha, log_beta, log_z."""
+    if graph.tokens.lasting:
+        return lasting.sums_of(batch, graph, setting, inserted, differentiable)
     logits, _, lengths, _, _ = batch
-    lattice = _lattice(setting.backend)
-    arcs = _emissions(setting, graph).scores(
-        logits, graph.tokens, graph.topology, lengths, normalized=setting.normalized, star=inserted
-    )
+    emissions, lattice = _backend(setting.backend)
+    arcs = emissions.scores(logits, graph.tokens, graph.topology, lengths, normalized=setting.normalized, star=inserted)
     log_alpha, log_beta, log_z = lattice.forward_backward(
         arcs.stay, arcs.enter, graph.topology, lengths,
         backward=differentiable or inserted, exact=logits.dtype == torch.float64,
@@ -80,26 +80,28 @@ def sums_of(
     dtype = loss_dtype(logits)
     insertions = logits.new_empty(0, dtype=dtype)
     if inserted:
-        insertions = _insertions(arcs.star, log_alpha, log_beta, log_z, graph, lengths).to(dtype)
+        insertions = _insertions(arcs.star, log_alpha, log_beta, log_z, graph.topology.num_states, lengths).to(dtype)
     return -log_z.to(dtype), insertions, arcs.norm, log_alpha, log_beta, log_z
 
 
 def best_path(batch: Batch, setting: Setting) -> Tensor:
     """The state after each frame on the best path through each utterance's graph, (B, T); -1 past its length, and where there is
-    no path. A star counts by the sum of its tokens."""
+    no path. A star counts by the sum of its tokens. Not for graphs in which these last."""
     logits, targets, lengths, target_lengths, log_penalty = batch
     graph = label_graph(setting.criterion, targets, target_lengths, log_penalty, setting.matching, setting.blank)
-    arcs = _emissions(setting, graph).scores(
-        logits, graph.tokens, graph.topology, lengths, normalized=setting.normalized, star=False
-    )
-    path: Tensor = _lattice(setting.backend).viterbi(arcs.stay, arcs.enter, graph.topology, lengths)[0]
+    emissions, lattice = _backend(setting.backend)
+    arcs = emissions.scores(logits, graph.tokens, graph.topology, lengths, normalized=setting.normalized, star=False)
+    path: Tensor = lattice.viterbi(arcs.stay, arcs.enter, graph.topology, lengths)[0]
     return path
 
 
 def gradient(each: Tensor, batch: Batch, graph: LabelGraph, sums: Sequence[Tensor], setting: Setting) -> Tensor:
     """The gradient by the logits; each: (B,), what the utterances' losses get; sums: the last four of `sums_of`."""
+    if graph.tokens.lasting:
+        return lasting.gradient(each, batch, sums, setting)
+    emissions, _ = _backend(setting.backend)
     topology, tokens = graph
-    result: Tensor = _emissions(setting, graph).gradient(
+    result: Tensor = emissions.gradient(
         each, batch[0], tokens, topology, batch[2], *sums, normalized=setting.normalized
     )
     return result
@@ -114,26 +116,20 @@ def penalty_gradient(each: Tensor, insertions: Tensor, log_penalty: Tensor | Non
 _criterion = functools.cache(criteria.load)
 
 
-def _emissions(setting: Setting, graph: LabelGraph) -> ModuleType:
-    return emissions.load(setting.backend, graph.tokens.lasting)
-
-
 @functools.cache
-def _lattice(backend: str) -> ModuleType:
-    return importlib.import_module(f"starseq.lattice.banded_{backend}")
+def _backend(name: str) -> tuple[ModuleType, ModuleType]:
+    return (
+        importlib.import_module(f"starseq.emissions.vocabulary_{name}"),
+        importlib.import_module(f"starseq.lattice.banded_{name}"),
+    )
 
 
 def _insertions(
-    log_star: Tensor, log_alpha: Tensor, log_beta: Tensor, log_z: Tensor, graph: LabelGraph, lengths: Tensor
+    log_star: Tensor, log_alpha: Tensor, log_beta: Tensor, log_z: Tensor, num_states: Tensor, lengths: Tensor
 ) -> Tensor:
-    """The expected number of tokens that each gap's star consumed, (B, U+1): the posteriors of these arcs, summed."""
-    (num_states, _, _), tokens = graph
-    outside_stay, outside_enter = outside(log_alpha, log_beta, log_z, graph.topology)
-    posterior = (outside_stay + log_star).exp()
-    if tokens.lasting:
-        posterior = posterior + (outside_enter + log_star).exp()
+    """The expected number of tokens that each state's star consumed, (B, S): the posteriors of these arcs, summed."""
+    posterior = (log_alpha[:, :-1] + log_star + log_beta[:, 1:] - log_z[:, None, None]).exp()
     inside = torch.arange(log_star.shape[1], device=lengths.device) < lengths[:, None]
     exists = torch.arange(log_star.shape[2], device=lengths.device) < num_states[:, None]
     possible = (log_z != -torch.inf)[:, None, None]
-    of_states = posterior.masked_fill(~(inside[:, :, None] & exists[:, None] & possible), 0).sum(dim=1)
-    return of_states[:, ::2] if tokens.lasting else of_states  # between them are the labels
+    return posterior.masked_fill(~(inside[:, :, None] & exists[:, None] & possible), 0).sum(dim=1)

@@ -3,16 +3,16 @@
 Torch's autograd is the autograd over graphs: ``forward_score(compose(a, b))`` differentiates to the weights of a and b.
 """
 
-from starseq.wfst.compose import compose, intersect
+from starseq.wfst.collapse import ctc_collapse
+from starseq.wfst.compose import compose, intersect, project
 from starseq.wfst.draw import to_dot, to_svg, to_text
-from starseq.wfst.emission import emission_graph, with_begins_and_lasts
+from starseq.wfst.emission import emission_graph
 from starseq.wfst.graph import EPSILON, Arc, Graph, GraphBuilder
 from starseq.wfst.label_graphs import (
     LASTING,
     STAR,
     ctc_graph,
     expand_stars,
-    lasting_star_label,
     lasting_stc_graph,
     selfless_ctc_graph,
     star_label,
@@ -24,7 +24,7 @@ from starseq.wfst.label_graphs import (
 from starseq.wfst.losses import ctc, lasting_stc, selfless_ctc, stc
 from starseq.wfst.rational import closure, concatenate, union
 from starseq.wfst.score import Path, forward_score, viterbi_path
-from starseq.wfst.topology import trim
+from starseq.wfst.topology import live, trim
 
 __all__ = [
     "EPSILON",
@@ -38,14 +38,16 @@ __all__ = [
     "compose",
     "concatenate",
     "ctc",
+    "ctc_collapse",
     "ctc_graph",
     "emission_graph",
     "expand_stars",
     "forward_score",
     "intersect",
-    "lasting_star_label",
     "lasting_stc",
     "lasting_stc_graph",
+    "live",
+    "project",
     "selfless_ctc",
     "selfless_ctc_graph",
     "star_label",
@@ -60,5 +62,4 @@ __all__ = [
     "trim",
     "union",
     "viterbi_path",
-    "with_begins_and_lasts",
 ]

@@ -81,6 +81,17 @@ def intersect(first: Graph, second: Graph) -> Graph:
     return compose(first, second)
 
 
+def project(graph: Graph) -> Graph:
+    """Return the acceptor of what the graph reads, whatever it writes; weights stay.
+
+    Example:
+        >>> project(Graph(2, [Arc(0, 1, 5, 6)], torch.zeros(1), start=[0], final=[1])).arcs
+        (Arc(source=0, target=1, input=5, output=5),)
+    """
+    arcs = [arc._replace(output=arc.input) for arc in graph.arcs]
+    return Graph(graph.num_states, arcs, graph.weights, graph.start, graph.final)
+
+
 def _or_stay(weights: Tensor) -> Tensor:
     """Append the weight of not moving, log 1."""
     return torch.cat([weights, weights.new_zeros(1)])

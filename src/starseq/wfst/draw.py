@@ -54,7 +54,7 @@ def to_dot(graph: Graph, symbols: Symbols = None) -> str:
 
     Example:
         >>> from starseq.wfst.label_graphs import stc_chain
-        >>> print(to_dot(stc_chain([1], log_penalty=-0.5), {0: "-", 1: "a", -2: "*", -4: "not a"}))
+        >>> print(to_dot(stc_chain([1], log_penalty=-0.5), {0: "-", 1: "a", -2: "*", -5: "not a"}))
         digraph {
           rankdir=LR; node [shape=circle];
           1 [shape=doublecircle];
@@ -223,10 +223,12 @@ def _distance(point: Point, start: Point, end: Point) -> float:
 
 
 def _loop_side(state: int, points: list[Point], arcs: Mapping[tuple[int, int], object]) -> int:
-    """Return -1 to loop above the state, or 1 below where an arc comes or goes steeply above."""
+    """Return -1 to loop above the state, or 1 below where arcs come or go above, and none more steeply below."""
     here = points[state]
     neighbours = [points[s + t - state] for s, t in arcs if state in (s, t) and s != t]
-    return 1 if any(here.y - there.y > abs(here.x - there.x) for there in neighbours) else -1
+    slopes = [(here.y - there.y) / math.dist(here, there) for there in neighbours]
+    above, below = max([0.0, *slopes]), -min([0.0, *slopes])
+    return 1 if above > 0 and above >= below else -1
 
 
 def _width(caption: Caption) -> float:

@@ -6,8 +6,8 @@ A star arc of the published STC graph is passed by any token, or by any token bu
 label of its own, `STAR` or ``star_label(y)``: that is the form to draw. `expand_stars` replaces it by one arc per
 token: that is the form to compute with.
 
-Where tokens last there are two kinds of stars, of tokens that begin and of tokens that last, and three scores of a token:
-see `expand_stars`.
+Where tokens last, what may follow depends on the token that stands. `LASTING` draws that in one arc; to compute, every
+token has a state of its own: see `lasting_stc_graph`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from starseq.wfst.collapse import ctc_collapse
+from starseq.wfst.compose import compose, project
 from starseq.wfst.graph import Arc, Graph, GraphBuilder
 
 Matching = Literal["leftmost", "all"]
@@ -27,51 +29,44 @@ STAR = -2
 """The label of an arc that any token passes."""
 
 
+LASTING = -3
+"""The label of an arc that the token passes which stands already, whichever that is."""
+
+
 def star_label(excluded: int) -> int:
     """Return the label of an arc that any token passes but one, written star∖excluded."""
-    return STAR - 1 - excluded
-
-
-LASTING = -(2**32)
-"""The label of an arc that any token passes which was there a frame before."""
-
-
-def lasting_star_label(excluded: int) -> int:
-    """Return the label of an arc that any token but one passes which was there a frame before, written star…∖excluded."""
     return LASTING - 1 - excluded
 
 
 def star_symbols(symbols: Mapping[int, str] | Sequence[str]) -> Callable[[int], str]:
-    """Return a function that names labels for drawing: tokens by `symbols`, stars as ``∗`` and ``∗∖a``, such that last as ``∗…``.
+    """Return a function that names labels for drawing: tokens by `symbols`, stars as ``∗`` and ``∗∖a``, `LASTING` as ``∗…``.
 
     Example:
         >>> name = star_symbols(["-", "a", "b"])
-        >>> name(1), name(STAR), name(star_label(2)), name(lasting_star_label(1))
-        ('a', '∗', '∗∖b', '∗…∖a')
+        >>> name(1), name(STAR), name(star_label(2)), name(LASTING)
+        ('a', '∗', '∗∖b', '∗…')
     """
+    star = "\N{ASTERISK OPERATOR}"
 
     def name(label: int) -> str:
         if label > STAR:
             return symbols[label]
-        star, of_all = "\N{ASTERISK OPERATOR}", STAR
-        if label <= LASTING:
-            star, of_all = f"{star}\N{HORIZONTAL ELLIPSIS}", LASTING
-        return star if label == of_all else f"{star}\N{SET MINUS}{symbols[of_all - 1 - label]}"
+        if label >= LASTING:
+            return star if label == STAR else f"{star}\N{HORIZONTAL ELLIPSIS}"
+        return f"{star}\N{SET MINUS}{symbols[LASTING - 1 - label]}"
 
     return name
 
 
-def expand_stars(graph: Graph, tokens: Iterable[int], size: int | None = None) -> Graph:
+def expand_stars(graph: Graph, tokens: Iterable[int]) -> Graph:
     """Replace every star arc by an arc for each of `tokens` that it lets pass, all of the star arc's weight.
 
     Args:
         graph: an acceptor with star arcs.
         tokens: the alphabet, without the blank.
-        size: for a graph whose tokens last, the size of the alphabet, the blank included. Then a token has three labels: v where
-            it is a label of the target, ``size + v`` where it begins as an inserted one, ``2 * size + v`` where it lasts as such.
 
     Raises:
-        ValueError: the graph has stars of tokens that last, and there is no `size`.
+        ValueError: the graph has an arc of a token that lasts, and no state that says which.
 
     Example:
         >>> builder = GraphBuilder()
@@ -79,20 +74,14 @@ def expand_stars(graph: Graph, tokens: Iterable[int], size: int | None = None) -
         >>> graph = expand_stars(builder.build(), tokens=[1, 2, 3])
         >>> [arc.input for arc in graph.arcs], graph.weights.tolist()
         ([1, 3], [-1.0, -1.0])
-        >>> [arc.input for arc in expand_stars(builder.build(), tokens=[1, 2, 3], size=4).arcs]
-        [5, 7]
     """
     tokens = list(tokens)
     arcs: list[Arc] = []
     comes_from: list[int] = []
     for i, arc in enumerate(graph.arcs):
-        labels = [arc.input]
-        if arc.input <= LASTING:
-            if size is None:
-                raise ValueError("size: it must be given for a graph whose tokens last")
-            labels = [2 * size + v for v in tokens if lasting_star_label(v) != arc.input]
-        elif arc.input <= STAR:
-            labels = [(size or 0) + v for v in tokens if star_label(v) != arc.input]
+        if arc.input == LASTING:
+            raise ValueError("graph: a token that lasts cannot be expanded; make the graph with its tokens instead")
+        labels = [v for v in tokens if star_label(v) != arc.input] if arc.input <= STAR else [arc.input]
         arcs += [Arc(arc.source, arc.target, label, label) for label in labels]
         comes_from += [i] * len(labels)
     return Graph(graph.num_states, arcs, graph.weights[comes_from], graph.start, graph.final)
@@ -230,42 +219,43 @@ def lasting_stc_graph(
     tokens: Iterable[int] | None = None,
     log_penalty: float | Tensor = 0.0,
     matching: Matching = "leftmost",
-    size: int | None = None,
 ) -> Graph:
-    """Return the label graph of STC with the collapse of CTC, 2U + 1 states numbered as in `ctc_graph`: blanks have the stars.
+    """Return the label graph of STC with the collapse of CTC: labels and inserted tokens last.
 
-    A gap is entered by the blank or by a token that begins; it stays by these, and by a token that lasts, which costs nothing.
-    With `tokens`, all but the blank, stars are expanded as `expand_stars` does with a `size`, by default one more than there
-    are tokens. Other arguments and errors as in `stc_graph`.
+    With `tokens` it is the collapse composed with the chain of STC. A state is a gap, and the token that stands there.
+
+    Without, it is drawn on the 3U + 2 states of `stc_graph`. A label node has a self-loop of its label, and a star node one of
+    `LASTING`: the token that stands there still does, and costs nothing. All others are passed by the blank or by a token that
+    begins, which is any but the one that stands; so there is no arc between equal labels.
+
+    Arguments and errors as in `stc_graph`.
 
     Example:
-        >>> lasting_stc_graph([1], tokens=[1, 2], log_penalty=-0.5)  # the last gap leaves nothing out
-        Graph(3 states, 13 arcs, start=(0,), final=(1, 2))
+        >>> lasting_stc_graph([1, 1], log_penalty=-0.5)  # 21 as in stc_graph, and 5 loops, less 1 arc
+        Graph(8 states, 25 arcs, start=(0,), final=(5, 6, 7))
+        >>> lasting_stc_graph([1], tokens=[1, 2], log_penalty=-0.5)  # the blank or 2 before the label; any of three after it
+        Graph(5 states, 15 arcs, start=(0,), final=(1, 3, 4))
     """
+    if tokens is not None:
+        tokens = list(tokens)
+        return project(compose(ctc_collapse(tokens, blank), stc_chain(target, blank, tokens, log_penalty, matching)))
     U = _count_labels(target, blank)
-    builder = GraphBuilder(2 * U + 1, start=[0], final=range(max(2 * U - 1, 0), 2 * U + 1))
+    builder = GraphBuilder(3 * U + 2, start=[0], final=range(max(3 * U - 1, 0), 3 * U + 2))
     for l, (star, weight) in enumerate(_stars(target, log_penalty, matching)):
-        label_node, gap_node, next_node = 2 * l - 1, 2 * l, 2 * l + 1
-        for node in (label_node, gap_node) if l > 0 else (gap_node,):
-            builder.add_arc(node, gap_node, blank)
-            builder.add_arc(node, gap_node, star, weight=weight)
-        if weight != -math.inf:
-            builder.add_arc(gap_node, gap_node, LASTING + star - STAR)
+        label_node, blank_node, star_node, next_node = 3 * l - 1, 3 * l, 3 * l + 1, 3 * l + 2
+        for node in (label_node, blank_node, star_node) if l > 0 else (blank_node, star_node):
+            builder.add_arc(node, blank_node, blank)
+            builder.add_arc(node, star_node, star, weight=weight)
+            if l < U and not (node == label_node and target[l] == target[l - 1]):
+                builder.add_arc(node, next_node, target[l])
         if l > 0:
             builder.add_arc(label_node, label_node, target[l - 1])
-        if l < U:
-            builder.add_arc(gap_node, next_node, target[l])
-        if 0 < l < U and target[l] != target[l - 1]:
-            builder.add_arc(label_node, next_node, target[l])
-    graph = builder.build()
-    if tokens is None:
-        return graph
-    tokens = list(tokens)
-    return expand_stars(graph, tokens, len(tokens) + 1 if size is None else size)
+        builder.add_arc(star_node, star_node, LASTING)
+    return builder.build()
 
 
 def stc_positions(U: int) -> list[tuple[float, float]]:
-    """Return (column, row) of every state of ``stc_graph`` for U labels, to draw it: stars above, blanks below."""
+    """Return (column, row) of every state of `stc_graph` or, as drawn, `lasting_stc_graph`: stars above, blanks below."""
     return [(2 * (n // 3) + (n % 3 == 2), (1.0, -1.0, 0.0)[n % 3]) for n in range(3 * U + 2)]
 
 

@@ -5,13 +5,13 @@ Slow and plain on purpose, this is what the fast backends are compared with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from starseq.wfst.compose import intersect
-from starseq.wfst.emission import emission_graph, with_begins_and_lasts
+from starseq.wfst.emission import emission_graph
 from starseq.wfst.graph import Graph
 from starseq.wfst.label_graphs import Matching, ctc_graph, lasting_stc_graph, selfless_ctc_graph, stc_graph
 from starseq.wfst.score import forward_score
@@ -87,10 +87,7 @@ def stc(
         >>> stc(torch.zeros(3, 2), [1], log_penalty=0.0).neg().exp()
         tensor(7.0000)
     """
-    tokens = [v for v in range(log_probs.shape[-1]) if v != blank]
-    if isinstance(log_penalty, Tensor):
-        log_penalty = log_penalty.cpu()
-    return _negative_log_weight(log_probs, stc_graph(target, blank, tokens, log_penalty, matching))
+    return _negative_log_weight(log_probs, _starred(stc_graph, log_probs, target, log_penalty, blank, matching))
 
 
 def lasting_stc(
@@ -103,21 +100,31 @@ def lasting_stc(
 ) -> Tensor:
     """Return the loss of STC with the collapse of CTC: labels last freely, an inserted token pays when it begins.
 
-    The scores of a token that begins and of one that lasts are those of `with_begins_and_lasts`. Arguments and result as in `stc`;
-    `log_probs` must be of probabilities.
+    The alignments are those whose tokens, repeats merged and then blanks removed, contain the target as a subsequence. Arguments
+    and result as in `stc`.
 
     Example:
-        A 1 that is certain in two frames is one token: the label, which lasts. Or a label, and another 1 that would have to begin.
+        Of the 3^2 alignments over {blank, 1, 2} 1- -1 11 mean "1", and 12 21 insert a token at half the weight:
 
-        >>> lasting_stc(torch.tensor([[0.0, 1.0], [0.0, 1.0]]).log(), [1], log_penalty=0.0).neg().exp()
-        tensor(1.)
+        >>> lasting_stc(torch.zeros(2, 3), [1], log_penalty=torch.tensor(0.5).log()).neg().exp()
+        tensor(4.)
     """
+    return _negative_log_weight(log_probs, _starred(lasting_stc_graph, log_probs, target, log_penalty, blank, matching))
+
+
+def _starred(
+    graph: Callable[..., Graph],
+    log_probs: Tensor,
+    target: Sequence[int],
+    log_penalty: float | Tensor,
+    blank: int,
+    matching: Matching,
+) -> Graph:
+    """The label graph with its stars expanded to the tokens that `log_probs` know."""
     tokens = [v for v in range(log_probs.shape[-1]) if v != blank]
     if isinstance(log_penalty, Tensor):
         log_penalty = log_penalty.cpu()
-    graph = lasting_stc_graph(target, blank, tokens, log_penalty, matching, size=log_probs.shape[-1])
-    scores = with_begins_and_lasts(log_probs.to("cpu", torch.float64))
-    return _negative_log_weight(scores, graph).to(log_probs.device, torch.promote_types(log_probs.dtype, torch.float32))
+    return graph(target, blank, tokens, log_penalty, matching)
 
 
 def _negative_log_weight(log_probs: Tensor, label_graph: Graph) -> Tensor:
