@@ -49,27 +49,53 @@ PENALTY = "tests/test_penalty.py"
 MIX = "tests/lm/test_mix.py"
 BEHAVIOUR, LADDER = "tests/test_loss_behaviour.py", "tests/test_loss_ladder.py"
 
-LASTING, EMIT_LASTING = "tests/test_loss_lasting.py -k 'vectors and torch-float64'", "emissions/lasting_torch.py"
+LASTING, LASTING_NUMBA = "tests/test_loss_lasting.py -k 'vectors and torch-float64'", "lattice/lasting_numba.py"
+LASTING_TORCH, LASTING_TRITON = "lattice/lasting_torch.py", "lattice/lasting_triton.py"
+INTERPRETED = "tests/test_triton_interpreted.py -k lasting_in_the_interpreter"
+ALIGN_LASTING = "tests/decode/test_align_lasting.py"
+
+
+def lasting(test: str) -> str:
+    return f"tests/test_loss_lasting.py -k 'numba and {test}'"
+
 
 MUTANTS = [
     # tokens that last
-    Mutant("lasting: a gap is entered by what lasts, too", EMIT_LASTING,
-           "enter = torch.logaddexp(gather(x, enters), log_begins)",
-           "enter = torch.logaddexp(torch.logaddexp(gather(x, enters), log_begins), log_lasts)", LASTING),
-    Mutant("lasting: what lasts pays", EMIT_LASTING,
-           "log_lasts = star_except(lasts,", "log_lasts = weight.to(x.dtype)[:, None] + star_except(lasts,", LASTING),
-    Mutant("lasting: the frame before gets no gradient of what begins", EMIT_LASTING,
-           "before = lasting[:, 1:] + (x[:, :-1] + _log_others((x + holding_begins)[:, 1:])).exp()",
-           "before = lasting[:, 1:]", LASTING),
-    Mutant("lasting: 1 - P by subtraction", EMIT_LASTING,
-           "return (total + torch.log1p(-share)).scatter(2, place, others)", "return total + torch.log1p(-share)", LASTING),
-    Mutant("lasting: insertions are those of staying", "op/separate.py",
-           "posterior = posterior + (outside_enter + log_star).exp()", "posterior = posterior + 0", LASTING),
+    Mutant("lasting, torch: the label's own token begins right after it", LASTING_TORCH,
+           "return torch.where(self.is_label, without, rest)", "return torch.where(self.is_label, rest, rest)", LASTING),
+    Mutant("lasting, torch: equal labels need no frame between", LASTING_TORCH,
+           " & (stands != self.following[:, :, None])", " & (stands != NONE - 1)",
+           "tests/test_loss_lasting.py -k 'without_an_alignment and torch'"),
+    Mutant("lasting, torch: insertions count what goes on", LASTING_TORCH,
+           "(totals + around[1]).exp() - (around[0] + around[1]).exp()", "(totals + around[1]).exp()", LASTING),
+    Mutant("lasting, torch: of equals another token begins", LASTING_TORCH,
+           "_Step(before >= others, begins", "_Step(before > others, begins", f"{ALIGN_LASTING} -k equals"),
+    Mutant("lasting, numba: what lasts pays", LASTING_NUMBA,
+           "begins, stays = p[l] * total, rest[l]", "begins, stays = p[l] * total, 0.0", lasting("pays_once")),
+    Mutant("lasting, numba: the left-out token is inserted", LASTING_NUMBA,
+           "after[left_out[l]] = 0.0", "after[left_out[l]] *= 1.0", lasting("vectors")),
+    Mutant("lasting, numba: closed gaps lead to an equal label", LASTING_NUMBA,
+           "to_label[l] = stays + (from_row if label != next_label else of_blank)", "to_label[l] = stays + from_row",
+           lasting("vectors")),
+    Mutant("lasting, numba: no sum is too large", LASTING_NUMBA,
+           "if not most < _LARGE:", "if False:", lasting("far_apart")),
+    Mutant("lasting, numba: frames that are not kept are not made again", LASTING_NUMBA,
+           "if t % step == step - 1 and t + 1 < frames:", "if False:", lasting("some_frames_are_kept")),
+    Mutant("lasting, triton: an inserted token becomes the label", LASTING_TRITON,
+           "goes_on = v[None, :] != following[:, None]", "goes_on = v[None, :] != following[:, None] - V", INTERPRETED),
+    Mutant("lasting, triton: insertions count what goes on", LASTING_TRITON,
+           "inserted + began - lasting", "inserted + began", INTERPRETED),
+    Mutant("lasting, triton: a row sums its last tile alone", LASTING_TRITON,
+           "new, total * exp_of(top - shift, EXACT).to(tl.float64) + more", "new, more", INTERPRETED),
+    Mutant("lasting: the softmax has no gradient", "op/lasting.py", "if setting.normalized:", "if False:", LASTING),
+    Mutant("lasting: insertions without a gradient are not made", "op/lasting.py",
+           "backward=differentiable or inserted", "backward=differentiable",
+           "tests/test_loss_lasting.py -k 'without_a_gradient and torch'"),
     Mutant("lasting: a filling for every frame", "decode/align.py",
-           "if not (graph.tokens.lasting and token == last):", "if True:", "tests/decode/test_align_lasting.py"),
-    Mutant("lasting: the best way to enter a gap inserts nothing", "decode/align.py",
-           "begin, last]), _best_of([(enter, None), begin])", "begin, last]), _best_of([(enter, None)])",
-           "tests/decode/test_align_lasting.py"),
+           "begins=place != torch.nn.functional.pad(place, (1, 0), value=NONE)[:, :-1]", "begins=place != NONE",
+           f"{ALIGN_LASTING} -k filled_in_once"),
+    Mutant("lasting: what goes on is missing, too", "decode/align.py",
+           "begins = stands[..., :-1] - goes_on", "begins = stands[..., :-1].clone()", f"{ALIGN_LASTING} -k filled_in_once"),
     # star for star\t
     Mutant("torch: star for star without the label", EMIT_TORCH,
            "return torch.where(left_out == top, others, star + torch.log1p(-share))", "return star.expand_as(left_out)",

@@ -66,7 +66,7 @@ def poison():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(1, 7, 0), (63, 7, 1), (63, 81, 20), (63, 3_000, 40), (300, 81, 100)], ids=str)
 def test_lasting(shape: tuple[int, int, int], dtype: torch.dtype, poison) -> None:
-    """Its scores are torch's, its lattice is Triton's."""
+    """Its gaps remember the token that stands: rows of them in one tile and in many, of tokens in one piece and in many."""
     arrays = batch(*shape, dtype=dtype)
     truth, slope = run(starseq.lasting_stc_loss, arrays[0].double(), *arrays[1:])
     ours, grad = run(starseq.lasting_stc_loss, *(x.cuda() for x in arrays))
@@ -93,9 +93,14 @@ def test_value_and_gradient(name: str, shape: tuple[int, int, int], dtype: torch
     torch.testing.assert_close(grad.cpu().double(), slope, rtol=0, atol=absolute)
 
 
-@pytest.mark.parametrize("shape", [(63, 81, 20), (63, 2_500, 25), (150, 29, 60)], ids=str)
+@pytest.mark.parametrize(
+    ("loss", "shape"),
+    [(starseq.stc_loss, shape) for shape in [(63, 81, 20), (63, 2_500, 25), (150, 29, 60)]]
+    + [(starseq.lasting_stc_loss, shape) for shape in [(63, 81, 20), (63, 700, 25), (150, 29, 60)]],
+    ids=lambda x: x.__name__ if callable(x) else str(x),
+)
 @pytest.mark.parametrize("matching", ["leftmost", "all"])
-def test_gaps_insertions_and_penalty(shape: tuple[int, int, int], matching: str, poison) -> None:
+def test_gaps_insertions_and_penalty(loss, shape: tuple[int, int, int], matching: str, poison) -> None:
     arrays = batch(*shape)
     penalty = -3 * torch.rand(5, shape[2] + 1, generator=torch.Generator().manual_seed(1))
     penalty[torch.rand(penalty.shape, generator=torch.Generator().manual_seed(2)) < 0.3] = -math.inf
@@ -103,7 +108,7 @@ def test_gaps_insertions_and_penalty(shape: tuple[int, int, int], matching: str,
     for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
         logits = arrays[0].to(device, dtype).requires_grad_()
         weights = penalty.to(device, dtype).requires_grad_()
-        losses, inserted = starseq.stc_loss(
+        losses, inserted = loss(
             logits, *(x.to(device) for x in arrays[1:]), penalty=weights, matching=matching, reduction="none",
             return_inserted=True,
         )  # fmt: skip

@@ -122,6 +122,50 @@ def test_without_an_alignment(backend: str) -> None:
     assert (zero.item(), grad.abs().sum().item()) == (0, 0)
 
 
+@pytest.mark.parametrize("dtype", cases.TOLERANCES)
+@pytest.mark.parametrize("matching", MATCHINGS)
+@pytest.mark.parametrize("backend", [name for name in FAST if name != "torch"])
+def test_states_of_which_only_some_frames_are_kept(backend: str, matching: str, dtype: torch.dtype) -> None:
+    """130 frames of 61 rows of 40 tokens are more than are kept."""
+    batch = cases.random_batch(T=130, B=2, V=40, U=60, blank=3, matching=matching)
+    batch.penalty[0, 5:50:7] = CLOSED
+    assert_same(run(NAME, batch, backend, dtype), run(NAME, batch, "torch"), dtype)
+
+
+def far_apart() -> cases.Batch:
+    """The best alignment begins with labels e^-800 times as likely as blanks: without logarithms, the second one is lost. What is
+    left are alignments that take it later, and weigh e^-1000. Beside it lies an ordinary utterance."""
+    steep = torch.tensor([[0, -400.0, -900], [0, -900, -400.0], [0, -600.0, -900], [0, -900, -600.0]])
+    return cases.batch_of([steep, steep / 400], [[1, 2], [2, 1]], [[CLOSED, HALF, CLOSED], [HALF] * 3])
+
+
+@pytest.mark.parametrize("backend", [name for name in FAST if name != "torch"])
+def test_probabilities_far_apart(backend: str) -> None:
+    expected = run(NAME, far_apart(), "torch")
+    assert expected.loss[0].item() == pytest.approx(800)
+    assert_same(run(NAME, far_apart(), backend), expected)
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("matching", MATCHINGS)
+def test_without_a_gradient(backend: str, matching: str) -> None:
+    """The loss, or the loss with its insertions, are the same without what the gradient needs."""
+    shapes = cases.random_batch(T=20, B=4, V=6, U=9), cases.batch_of([torch.zeros(0, 3)], [[]]), far_apart()
+    for batch in shapes:
+        batch = cases.replace(batch, matching=matching)
+        expected = run(NAME, batch, "torch")
+
+        @torch.no_grad()
+        def loss(batch: cases.Batch = batch, **options: bool) -> Any:
+            return starseq.lasting_stc_loss(
+                batch.logits, batch.targets, batch.input_lengths, batch.target_lengths, penalty=batch.penalty,
+                matching=matching, reduction="none", backend=backend, **options,
+            )  # fmt: skip
+
+        torch.testing.assert_close(loss(), expected.loss, **cases.TOLERANCES[torch.float64])
+        torch.testing.assert_close(loss(return_inserted=True), expected[::2], **cases.TOLERANCES[torch.float64])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("backend", FAST)
 def test_half_precisions(backend: str, dtype: torch.dtype) -> None:

@@ -25,7 +25,12 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2**-8, to
 
 @outside
 def test_in_the_interpreter() -> None:
-    run_again(__file__)
+    run_again(__file__, "-k", "not lasting")
+
+
+@outside
+def test_lasting_in_the_interpreter() -> None:
+    run_again(__file__, "-k", "lasting")
 
 
 @inside
@@ -172,6 +177,34 @@ def test_insertions(matching: str) -> None:
         results.append((loss.detach(), inserted, x.grad, penalty.grad))
     torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9)
     assert results[0][1].sum() > 0
+
+
+@inside
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("matching", ["leftmost", "all"])
+def test_lasting_in_tiles(matching: str) -> None:
+    """9 rows, 8 at a time, of 301 tokens, 256 at a time; with and without a gradient."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(11, 2, 301, dtype=torch.float64, generator=generator)
+    logits[4:, 1] = math.nan
+    targets = torch.randint(0, 300, (2, 8), generator=generator)
+    targets[:, 4] = targets[:, 3]
+    lengths = (11, 4), (8, 1)
+    gaps = -torch.rand(2, 9, generator=generator, dtype=torch.float64)
+    gaps[0, 2] = gaps[0, 5] = -math.inf
+    gaps[1, 2:] = math.nan
+    results = []
+    for backend in ("torch", "triton"):
+        x, penalty = logits.clone().requires_grad_(), gaps.clone().requires_grad_()
+        options = {"blank": 300, "matching": matching, "reduction": "none", "backend": backend}
+        losses, inserted = starseq.lasting_stc_loss(
+            x, targets, *lengths, penalty=penalty, return_inserted=True, **options
+        )
+        losses.sum().backward()
+        alone = starseq.lasting_stc_loss(logits, targets, *lengths, penalty=gaps, **options)
+        results.append((losses.detach(), alone, inserted, x.grad, penalty.grad))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9)
+    assert (results[0][2].sum(dim=1) > 0).all()
 
 
 def test_forms(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_every_file_is_there(vectors: dict[str, list[dict[str, Any]]]) -> None:
     assert sorted(vectors) == sorted(path.stem for path in brute_force.VECTORS.glob("*.json"))
 
 
-@pytest.mark.parametrize("stem", ["ctc", "selfless_ctc", "stc", "stc_all", "stc_gaps"])
+@pytest.mark.parametrize("stem", ["ctc", "selfless_ctc", "stc", "stc_all", "stc_gaps", "lasting_stc"])
 def test_file_is_current(vectors: dict[str, list[dict[str, Any]]], stem: str) -> None:
     stored = brute_force.read_vectors(stem)
     assert [case["name"] for case in stored] == [case["name"] for case in vectors[stem]]

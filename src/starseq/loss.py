@@ -104,7 +104,7 @@ def lasting_stc_loss(
     validate: bool = False,
     backend: str = "auto",
 ) -> Any:
-    r"""STC with the collapse of CTC: -log of the summed weight of all alignments that, read as CTC reads, contain the labels in order.
+    r"""STC with the collapse of CTC: -log of the summed weight of all alignments that, as CTC reads, contain the labels in order.
 
     An alignment takes one token a frame; its repeats are merged, then its blanks are removed. It weighs prod_t P_t(token) times
     p = exp(penalty) for every token of what is left that is not one of the labels: so a token may last for several frames, and an

@@ -164,6 +164,13 @@ def test_of_equals_what_stands_still_is_best() -> None:
     (label,) = align(logits, [1], [False, False], criterion="lasting_stc").labels
     assert (label.start, label.end) == (0, 3)
 
+    # At p = 1 the label may go on, or another 1 begin behind a blank; but none begins where the label stands.
+    logits = torch.full((3, 3), CLOSED)
+    logits[[0, 1, 1, 2], [1, 0, 1, 1]] = 0.0
+    result = align(logits, [1], criterion="lasting_stc", log_penalty=0.0)
+    fillings = [filling[:2] for span in result.spans for filling in span.tokens]
+    assert (result.labels[0].end, fillings) in [(3, []), (1, [(1, 2)])]
+
 
 def test_a_padded_batch_equals_single_utterances() -> None:
     random = torch.Generator().manual_seed(5)

@@ -2,7 +2,8 @@
 
 An utterance is summed without logarithms, a multiplication and an addition an arc: every frame's scores are divided by the sum of
 all states before it. A state that has less than 10^-300 of it may be lost. Whether that matters is known in the end: some sum of
-the other direction is large then, or no path is left, and the utterance goes through lasting_torch.
+the other direction is large then, or no path is left, and the utterance goes through lasting_torch. So both directions are summed
+even where log_z alone is asked for.
 
 The states of a frame are as many as labels times tokens. Where all frames have many, only some frames' are kept, and the others
 are made again from these on the way back: what is kept grows with the root of the frames.
@@ -25,8 +26,8 @@ from starseq.lattice.gaps import NONE, Gaps
 _LARGE = 1e250  # times 1e-300 it is nothing
 _AT_ONCE = 1 << 18  # states of all frames, up to which all are kept
 
-# Sums may be added up in any order; infinities and NaN stay as written.
-_jit = numba.njit(fastmath={"contract", "reassoc"}, **OPTIONS)
+# Sums may be added up in any order; infinities and NaN stay as written. Otherwise as `elementary_numba.jit`.
+_jit = numba.njit(fastmath={"contract", "reassoc"}, _nrt=False, **OPTIONS)
 
 
 def posteriors(
@@ -44,26 +45,28 @@ def posteriors(
     )
     weight = gaps.weight.double()
     log_z = x.new_empty(batch, dtype=torch.float64)
-    of_tokens = log_z.new_zeros(batch if backward else 0, frames, size)
-    inserted = log_z.new_zeros(batch if backward else 0, rows)
+    of_tokens, inserted = log_z.new_zeros(batch, frames, size), log_z.new_zeros(batch, rows)
+    arrays = [  # contiguous: one kernel for all
+        y.contiguous().numpy()
+        for y in (x.double(), gaps.counts, labels, following, left_out, weight.exp(), -torch.expm1(weight), lengths)
+    ]
     threads.run(
-        _sums, batch, 4 * x.numel() * rows, x.double().numpy(), gaps.counts.numpy(), labels.numpy(), following.numpy(),
-        left_out.numpy(), weight.exp().numpy(), (-torch.expm1(weight)).numpy(), gaps.blank, lengths.numpy(), backward,
-        log_z.numpy(), of_tokens.numpy(), inserted.numpy(),
-    )  # fmt: skip
+        _sums, batch, 4 * x.numel() * rows, *arrays, gaps.blank, log_z.numpy(), of_tokens.numpy(), inserted.numpy()
+    )
     again = log_z.isnan().nonzero()[:, 0]
     if len(again):
         some = Gaps(gaps.blank, *(y[again] for y in gaps[1:]))
-        values = lasting_torch.posteriors(x[again], some, lengths[again], backward=backward)
-        for result, value in zip((log_z, of_tokens, inserted), values[: 3 if backward else 1], strict=False):
+        for result, value in zip(
+            (log_z, of_tokens, inserted), lasting_torch.posteriors(x[again], some, lengths[again]), strict=True
+        ):
             result[again] = value
     return (log_z, of_tokens, inserted) if backward else (log_z, log_z.new_empty(0), log_z.new_empty(0))
 
 
 @jit_outer
 def _sums(
-    begin: Any, end: Any, x: Any, counts: Any, labels: Any, following: Any, left_out: Any, p: Any, rest: Any, blank: Any,
-    lengths: Any, backward: Any, log_z: Any, of_tokens: Any, inserted: Any,
+    begin: Any, end: Any, x: Any, counts: Any, labels: Any, following: Any, left_out: Any, p: Any, rest: Any, lengths: Any,
+    blank: Any, log_z: Any, of_tokens: Any, inserted: Any,
 ) -> None:  # fmt: skip
     """log_z is NaN where nothing can be said."""
     for b in range(begin, end):
@@ -73,24 +76,20 @@ def _sums(
             log_z[b] = -np.inf
             continue
         step = max(frames, 1)
-        if not backward:
-            step = 1
-        elif frames * rows * size > _AT_ONCE:
-            step = int(math.ceil(math.sqrt(frames)))
+        if frames * rows * size > _AT_ONCE:
+            step = math.ceil(math.sqrt(frames))
         # Of each row after each frame: its label, and its other states together.
         own, others = np.zeros((frames + 1, rows)), np.zeros((frames + 1, rows))
         probs = np.empty((frames, size))
-        kept = np.zeros(((frames - 1) // step + 1 if backward else 1, rows, size))
+        kept = np.zeros((max(frames - 1, 0) // step + 1, rows, size))
         block = np.zeros((step + 1, rows, size))  # the states of frames from a kept one on
-        log_z[b] = _forward(x[b], graph, step, backward, own, others, probs, kept, block)
-        if backward and not np.isnan(log_z[b]):
-            betas, beta_labels = np.zeros((2, rows, size)), np.zeros((2, rows + 1))
-            if not _backward(
-                graph, step, own, others, probs, kept, block, betas, beta_labels, of_tokens[b], inserted[b]
-            ):
-                log_z[b] = np.nan
-                of_tokens[b] = 0.0
-                inserted[b] = 0.0
+        betas, beta_labels = np.zeros((2, rows, size)), np.zeros((2, rows + 1))
+        leaving = np.zeros((2, rows))
+        log_z[b] = _forward(x[b], graph, step, own, others, leaving, probs, kept, block)
+        if np.isnan(log_z[b]):
+            continue
+        if not _backward(graph, step, own, others, probs, kept, block, betas, beta_labels, of_tokens[b], inserted[b]):
+            log_z[b] = np.nan
 
 
 @_jit
@@ -139,13 +138,48 @@ def _step(P: Any, l: Any, graph: Any, own: Any, others: Any, before: Any, after:
 
 
 @_jit
+def _copy(rows: Any, to: Any) -> None:
+    for l in range(to.shape[0]):
+        for v in range(to.shape[1]):
+            to[l, v] = rows[l, v]
+
+
+@_jit
+def _add_products(a: Any, b: Any, out: Any) -> None:
+    for v in range(out.size):
+        out[v] += a[v] * b[v]
+
+
+@_jit
+def _sums_of_products(a: Any, b: Any, c: Any) -> Any:
+    """Of a * b, and of a * b * c."""
+    of_two, of_three = 0.0, 0.0
+    for v in range(a.size):
+        product = a[v] * b[v]
+        of_two += product
+        of_three += product * c[v]
+    return of_two, of_three
+
+
+@_jit
+def _stay(rest: Any, P: Any, beta: Any, other: Any, out: Any) -> Any:
+    """The sums of tokens that may stay, or go on otherwise, and what they come to."""
+    result = 0.0
+    for v in range(out.size):
+        value = rest * P[v] * beta[v] + other
+        out[v] = value
+        result += value
+    return result
+
+
+@_jit
 def _forward(
-    x: Any, graph: Any, step: Any, backward: Any, own: Any, others: Any, probs: Any, kept: Any, block: Any
+    x: Any, graph: Any, step: Any, own: Any, others: Any, leaving: Any, probs: Any, kept: Any, block: Any
 ) -> Any:
     labels, following, blank = graph[0], graph[1], graph[5]
     frames, rows = probs.shape[0], own.shape[1]
-    leaving, next_leaving = np.zeros(rows), np.zeros(rows)  # from where the next label may begin
-    block[0, 0, blank] = others[0, 0] = leaving[0] = 1.0
+    # leaving: of each row, before and after a frame, all from where the next label may begin.
+    block[0, 0, blank] = others[0, 0] = leaving[0, 0] = 1.0
     kept[0, 0, blank] = 1.0
     scale, log_z = 1.0, 0.0
     for t in range(frames):
@@ -157,22 +191,21 @@ def _forward(
         log_z += top + math.log(scale)
         for v in range(x.shape[1]):
             probs[t, v] = math.exp(x[t, v] - top) / scale
-        now = t % 2 if not backward else t % step
-        to = (t + 1) % 2 if not backward else now + 1
+        now = t % step
+        to = now + 1
         low, high = _live(t + 1, frames, rows)
         scale = 0.0
         for l in range(low, high):
             result, of_following = _step(probs[t], l, graph, own[t, l], others[t, l], block[now, l], block[to, l])
-            amount = own[t, l] + (leaving[l - 1] if l > 0 else 0.0)
+            amount = own[t, l] + (leaving[t % 2, l - 1] if l > 0 else 0.0)
             if labels[l] >= 0 and amount > 0.0:
                 own[t + 1, l] = probs[t, labels[l]] * amount
             others[t + 1, l] = result + of_following
-            next_leaving[l] = result + own[t + 1, l] if labels[l] != following[l] else result
+            leaving[(t + 1) % 2, l] = result + own[t + 1, l] if labels[l] != following[l] else result
             scale += others[t + 1, l] + own[t + 1, l]
-        leaving, next_leaving = next_leaving, leaving
-        if backward and to == step and t + 1 < frames:
-            kept[(t + 1) // step] = block[step]
-            block[0] = block[step]
+        if to == step and t + 1 < frames:
+            _copy(block[step], kept[(t + 1) // step])
+            _copy(block[step], block[0])
     z = own[frames, rows - 1] + others[frames, rows - 1]
     return log_z + math.log(z) if z > 0.0 else np.nan
 
@@ -188,11 +221,11 @@ def _backward(
     z = own[frames, rows - 1] + others[frames, rows - 1]
     betas[frames % 2, rows - 1, :] = 1.0 / z
     beta_labels[frames % 2, rows - 1] = 1.0 / z
-    largest = 1.0 / z
+    most = size / z
     for t in range(frames - 1, -1, -1):
         start = t // step * step
         if t % step == step - 1 and t + 1 < frames:  # the block before
-            block[0] = kept[start // step]
+            _copy(kept[start // step], block[0])
             for s in range(start, start + step):
                 low, high = _live(s + 1, frames, rows)
                 for l in range(low, high):
@@ -207,8 +240,7 @@ def _backward(
             if p[l] == 0.0:
                 of_tokens[t, blank] += after[l, blank] * beta[l, blank]
             elif others[t + 1, l] > 0.0:
-                for v in range(size):
-                    of_tokens[t, v] += after[l, v] * beta[l, v]
+                _add_products(after[l], beta[l], of_tokens[t])
         low, high = _live(t, frames, rows)
         for l in range(low, high):
             label, next_label = labels[l], following[l]
@@ -220,18 +252,14 @@ def _backward(
                 to[l, :] = 0.0
                 to[l, blank] = from_row
                 to_label[l] = stays + (from_row if label != next_label else of_blank)
-                largest = max(largest, to[l, blank], to_label[l])
+                most = max(most, to[l, blank], to_label[l])
                 continue
             beta[l, blank] = 0.0
             at_label = 0.0
             if label >= 0:
                 at_label = beta[l, label]
                 beta[l, label] = 0.0
-            but_label, lasting = 0.0, 0.0
-            for v in range(size):
-                ends = P[v] * beta[l, v]
-                but_label += ends
-                lasting += ends * before[l, v]
+            but_label, lasting = _sums_of_products(P, beta[l], before[l])
             if others[t, l] == 0.0:
                 lasting = 0.0  # what stands there is of another frame
             elif label >= 0:
@@ -241,17 +269,14 @@ def _backward(
                 beta[l, label] = at_label
             inserted[l] += p[l] * (others[t, l] * begins + own[t, l] * but_label - lasting)
             from_row += p[l] * begins
-            for v in range(size):
-                to[l, v] = rest[l] * P[v] * beta[l, v] + from_row
+            most = max(most, _stay(rest[l], P, beta[l], from_row, to[l]))
             to[l, blank] = from_row
             if next_label >= 0:
                 to[l, next_label] = rest[l] * P[next_label] * beta[l, next_label] + of_blank + p[l] * begins
             if left_out[l] >= 0:
                 to[l, left_out[l]] = 0.0
             to_label[l] = stays + of_blank + p[l] * but_label + (goes_on if label != next_label else 0.0)
-            for v in range(size):
-                largest = max(largest, to[l, v])
-            largest = max(largest, to_label[l])
-        if not largest < _LARGE:
+            most = max(most, to_label[l])
+        if not most < _LARGE:
             return False
     return True
