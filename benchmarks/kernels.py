@@ -20,6 +20,7 @@ for frames, vocabulary, labels in ((7, 13, 3), (5, 1_203, 2), (37, 29, 70)):
             for reduction in ("mean", "sum"):
                 loss(logits, targets, *lengths, zero_infinity=True, reduction=reduction).backward()
         starseq.stc_loss(logits, targets, *lengths, return_inserted=True)
+        starseq.lasting_stc_loss(logits, targets, *lengths, return_inserted=True, zero_infinity=True)[0].backward()
         for criterion in ("stc", "ctc"):
             penalty = torch.full((3, labels + 1), -0.7, device="cuda") if criterion == "stc" else None
             topology, tokens = op.label_graph(criterion, targets, lengths[1], penalty, "leftmost", 0)

@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch._dynamo.testing
 from tests import cases
-from tests.cases import CRITERIA, FAST, loss_of
+from tests.cases import FAST, STARRED, loss_of
 from torch import Tensor
 
 import starseq
+from starseq import criteria
 from starseq.op import compiled
 
 COMPILERS = [
@@ -38,9 +39,10 @@ def _fresh() -> None:
 
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("backend", FAST)
-def test_value_and_gradient(backend: str, compiler: str) -> None:
+@pytest.mark.parametrize("criterion", STARRED)
+def test_value_and_gradient(criterion: str, backend: str, compiler: str) -> None:
     def loss(x: Tensor, scale: Tensor) -> Tensor:
-        return starseq.stc_loss(x * scale, TARGETS, *LENGTHS, penalty=-0.5, backend=backend).exp()
+        return loss_of(criterion)(x * scale, TARGETS, *LENGTHS, penalty=-0.5, backend=backend).exp()
 
     compiled = torch.compile(loss, fullgraph=True, backend=compiler)
     for seed in range(2):
@@ -48,7 +50,7 @@ def test_value_and_gradient(backend: str, compiler: str) -> None:
         torch.testing.assert_close(value_and_grad(compiled, *arguments), value_and_grad(loss, *arguments))
 
 
-@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("criterion", criteria.names())
 def test_criteria_and_concatenated_targets(criterion: str) -> None:
     targets = torch.tensor([1, 2, 2, 3])
 
@@ -112,19 +114,19 @@ def test_bad_values_raise_in_compiled_code_too() -> None:
         compiled(logits(), torch.tensor([[1, 9, 2], [3, 0, 0]]), *LENGTHS)
 
 
-@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("criterion", criteria.names())
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("backend", FAST)
 def test_custom_operators(backend: str, dtype: torch.dtype, criterion: str) -> None:
     """The fake implementations agree with the real ones in shapes, dtypes and layouts."""
     device = cases.BACKENDS[backend]
     x = logits().detach().transpose(0, 1).to(device, dtype)  # (B, T, V), as loss.py passes it
-    penalty = torch.full((2, 4), -0.5, device=device) if criterion == "stc" else None
+    penalty = torch.full((2, 4), -0.5, device=device) if criterion in STARRED else None
     lengths = (torch.tensor([7, 7]), LENGTHS[1])  # what lies past the frames is undefined, and compared here
     tensors = (x, TARGETS.to(device), *(n.to(device) for n in lengths), penalty)
     setting = (criterion, "leftmost", 0, True, backend)
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    for inserted in {False, criterion == "stc"}:
+    for inserted in {False, criterion in STARRED}:
         for differentiable in (False, True):
             torch.library.opcheck(
                 compiled.forward_op, (*tensors, *setting, True, inserted, differentiable), test_utils=checks

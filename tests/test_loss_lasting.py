@@ -166,6 +166,33 @@ def test_without_a_gradient(backend: str, matching: str) -> None:
         torch.testing.assert_close(loss(return_inserted=True), expected[::2], **cases.TOLERANCES[torch.float64])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("far", [-690, -705, -715, -725, -735, -745, -800])
+def test_all_that_is_left_of_a_frame_is_hardly_a_number(far: int, dtype: torch.dtype) -> None:
+    """Both frames must go to labels, and the first shows its own at e^far: sums without logarithms come to less than 1e-300."""
+    logits = torch.zeros(2, 3)
+    logits[0, 1], logits[1, 2] = far, 30
+    batch = cases.batch_of([logits], [[1, 2]])
+    assert_same(run(NAME, batch, "numba", dtype), run(NAME, batch, "torch"), dtype)
+
+
+@pytest.mark.parametrize("penalty", [-600.0, -700.0, -750.0, -1500.0])
+def test_a_price_that_nobody_pays_closes_no_gap(penalty: float) -> None:
+    logits = torch.tensor([[-400.0, 0.0, 0.0]]).repeat(4, 1)
+    batch = cases.batch_of([logits], [[]], penalty)
+    result = run(NAME, batch, "numba")
+    assert_same(result, run(NAME, batch, "torch"))
+    assert result.inserted is not None
+    assert result.inserted[0, 0] == pytest.approx(1)  # four blanks come to e^-1600
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_nan_among_too_few_frames(backend: str) -> None:
+    logits = torch.full((1, 1, 3), math.nan)
+    loss = starseq.lasting_stc_loss(logits, torch.tensor([[1, 1]]), (1,), (2,), backend=backend, zero_infinity=True)
+    assert loss.isnan()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("backend", FAST)
 def test_half_precisions(backend: str, dtype: torch.dtype) -> None:

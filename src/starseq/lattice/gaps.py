@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 NONE = -1
@@ -35,3 +36,31 @@ class Gaps(NamedTuple):
     labels: Tensor
     weight: Tensor
     left_out: Tensor
+
+
+class Rows(NamedTuple):
+    """What the rows of B graphs say of tokens, (B, U+1) each; NONE where there is nothing.
+
+    label: that of the row. following: the next row's. left_out: what may not be inserted. A token outside the vocabulary, and the
+    blank, is no label.
+    """
+
+    label: Tensor
+    following: Tensor
+    left_out: Tensor
+
+
+def rows_of(gaps: Gaps, size: int) -> Rows:
+    """The rows for a vocabulary of `size` tokens; those that an utterance does not have are empty.
+
+    >>> gaps = Gaps(0, torch.tensor([2]), torch.tensor([[1, 9, 2]]), torch.zeros(1, 4), torch.tensor([[1, 9, 2, 1]]))
+    >>> [row.tolist() for row in rows_of(gaps, size=3)]
+    [[[-1, 1, -1, -1]], [[1, -1, -1, -1]], [[1, -1, -1, -1]]]
+    """
+    row = torch.arange(gaps.labels.shape[1] + 1, device=gaps.labels.device)
+    exists, last = row <= gaps.counts[:, None], row >= gaps.counts[:, None]
+    pad = torch.nn.functional.pad
+    label = pad(gaps.labels.long(), (1, 0), value=NONE).masked_fill(~exists, NONE)
+    following = pad(gaps.labels.long(), (0, 1), value=NONE).masked_fill(last, NONE)
+    left_out = gaps.left_out.long().masked_fill(last, NONE)
+    return Rows(*(y.masked_fill((y < 0) | (y >= size) | (y == gaps.blank), NONE) for y in (label, following, left_out)))

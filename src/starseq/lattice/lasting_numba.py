@@ -21,9 +21,9 @@ from torch import Tensor
 
 from starseq.lattice import lasting_torch, threads
 from starseq.lattice.elementary_numba import OPTIONS, jit_outer
-from starseq.lattice.gaps import NONE, Gaps
+from starseq.lattice.gaps import Gaps, rows_of
 
-_LARGE = 1e250  # times 1e-300 it is nothing
+_LARGE, _SMALL = 1e250, 1e-290  # what is below the second has lost digits; times the first that is nothing
 _AT_ONCE = 1 << 18  # states of all frames, up to which all are kept
 
 # Sums may be added up in any order; infinities and NaN stay as written. Otherwise as `elementary_numba.jit`.
@@ -36,30 +36,24 @@ def posteriors(
     """See lasting_torch.posteriors."""
     batch, frames, size = x.shape
     rows = gaps.labels.shape[1] + 1
-    last = torch.arange(rows) >= gaps.counts[:, None]
-    labels = torch.nn.functional.pad(gaps.labels.long(), (1, 1), value=NONE)
-    following = labels[:, 1:].masked_fill(last, NONE)
-    left_out = gaps.left_out.long().masked_fill(last, NONE)
-    labels, following, left_out = (
-        y.masked_fill((y < 0) | (y >= size), NONE) for y in (labels[:, :-1], following, left_out)
-    )
     weight = gaps.weight.double()
+    # A weight that is no number without logarithms, and yet no closed gap, makes the utterance's sums NaN.
+    p = weight.exp().masked_fill((weight.exp() < _SMALL) & (weight > -torch.inf), torch.nan)
     log_z = x.new_empty(batch, dtype=torch.float64)
     of_tokens, inserted = log_z.new_zeros(batch, frames, size), log_z.new_zeros(batch, rows)
     arrays = [  # contiguous: one kernel for all
         y.contiguous().numpy()
-        for y in (x.double(), gaps.counts, labels, following, left_out, weight.exp(), -torch.expm1(weight), lengths)
+        for y in (x.double(), gaps.counts, *rows_of(gaps, size), p, -torch.expm1(weight), lengths)
     ]
     threads.run(
         _sums, batch, 4 * x.numel() * rows, *arrays, gaps.blank, log_z.numpy(), of_tokens.numpy(), inserted.numpy()
     )
-    again = log_z.isnan().nonzero()[:, 0]
-    if len(again):
-        some = Gaps(gaps.blank, *(y[again] for y in gaps[1:]))
-        for result, value in zip(
-            (log_z, of_tokens, inserted), lasting_torch.posteriors(x[again], some, lengths[again]), strict=True
-        ):
-            result[again] = value
+    for b in log_z.isnan().nonzero()[:, 0].tolist():  # one by one: each takes memory by frames times states
+        T, U = int(lengths[b]), int(gaps.counts[b])
+        ends = zip(gaps[2:], (U, U + 1, U + 1), strict=True)
+        one = Gaps(gaps.blank, gaps.counts[b, None], *(y[b, None, :end] for y, end in ends))
+        of_one = lasting_torch.posteriors(x[b, None, :T].double(), one, lengths[b, None])
+        log_z[b], of_tokens[b, :T], inserted[b, : U + 1] = (value[0] for value in of_one)
     return (log_z, of_tokens, inserted) if backward else (log_z, log_z.new_empty(0), log_z.new_empty(0))
 
 
@@ -73,7 +67,7 @@ def _sums(
         frames, rows, size = lengths[b], counts[b] + 1, x.shape[2]
         graph = (labels[b], following[b], left_out[b], p[b], rest[b], blank)
         if frames < _frames_needed(labels[b], rows):
-            log_z[b] = -np.inf
+            log_z[b] = np.nan if _has_nan(x[b, :frames]) else -np.inf
             continue
         step = max(frames, 1)
         if frames * rows * size > _AT_ONCE:
@@ -100,6 +94,15 @@ def _frames_needed(labels: Any, rows: Any) -> Any:
         if labels[l] == labels[l - 1]:
             result += 1
     return result
+
+
+@_jit
+def _has_nan(x: Any) -> Any:
+    for t in range(x.shape[0]):
+        for v in range(x.shape[1]):
+            if np.isnan(x[t, v]):
+                return True
+    return False
 
 
 @_jit
@@ -186,7 +189,7 @@ def _forward(
         top = x[t, 0]
         for v in range(1, x.shape[1]):
             top = max(top, x[t, v])
-        if not (top > -np.inf and top < np.inf and scale > 0.0):
+        if not (top > -np.inf and top < np.inf and scale > _SMALL):
             return np.nan
         log_z += top + math.log(scale)
         for v in range(x.shape[1]):
@@ -207,7 +210,7 @@ def _forward(
             _copy(block[step], kept[(t + 1) // step])
             _copy(block[step], block[0])
     z = own[frames, rows - 1] + others[frames, rows - 1]
-    return log_z + math.log(z) if z > 0.0 else np.nan
+    return log_z + math.log(z) if _SMALL < z < np.inf else np.nan
 
 
 @_jit

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from starseq.lattice.gaps import NONE, Gaps
+from starseq.lattice.gaps import NONE, Gaps, rows_of
 
 
 def posteriors(
@@ -28,10 +28,10 @@ def posteriors(
     """log_z (B,), the posterior of every token at every frame (B, T, V), and the expected insertions of every gap (B, U+1).
 
     x: (B, T, V), log-probabilities or other log-scores. lengths: (B,) frames. Nothing past frames and labels is read. Without
-    `backward` the last two are empty; past the frames, and where there is no path, they are 0. All are float64. Without `exact` a
+    `backward` the last two are empty; past the frames, and where there is no path, they are 0. All have x's type. Without `exact` a
     backend may compute the corrections of log-sums in float32; this one does not.
     """
-    rows = _Rows(x.double(), gaps)
+    rows = _Rows(x, gaps)
     log_alpha = _forward(rows, lengths)
     log_z = rows.log_z(log_alpha)
     if not backward:
@@ -42,12 +42,10 @@ def posteriors(
     of_tokens = states[..., :-1].sum(dim=2)
     labels = rows.label.clamp(min=0)[:, None].expand(*states.shape[:3])
     of_tokens.scatter_add_(2, labels, states[..., -1])  # rows without a label have no such state
-    around = log_alpha[:, :-1, :, :-1], rows.x[:, :, None] + after[..., :-1] + rows.weight[:, None]
-    totals = (
-        torch.stack([rows.totals(before) for before in log_alpha[:, :-1].unbind(1)], 1) if x.shape[1] else around[0]
-    )
+    stood, begun = log_alpha[:, :-1, :, :-1], rows.x[:, :, None] + after[..., :-1] + rows.weight[:, None]
+    totals = torch.stack([rows.totals(before) for before in log_alpha[:, :-1].unbind(1)], 1) if x.shape[1] else stood
     # A token begins wherever another one stands.
-    begins = (totals + around[1]).exp() - (around[0] + around[1]).exp()
+    begins = (totals + begun).exp() - (stood + begun).exp()
     inserted = begins.sum(dim=3).masked_fill(~inside, 0).sum(dim=1)
     return log_z, of_tokens.masked_fill(~inside, 0), inserted
 
@@ -57,7 +55,7 @@ def forward_backward(x: Tensor, gaps: Gaps, lengths: Tensor) -> tuple[Tensor, Te
 
     exp(log_alpha + log_beta - log_z) is the posterior of a state after a frame.
     """
-    rows = _Rows(x.double(), gaps)
+    rows = _Rows(x, gaps)
     log_alpha = _forward(rows, lengths)
     return log_alpha, _backward(rows, lengths), rows.log_z(log_alpha)
 
@@ -68,7 +66,7 @@ def viterbi(x: Tensor, gaps: Gaps, lengths: Tensor) -> tuple[Tensor, Tensor, Ten
     A path weighs what its frames do, and p for every token that begins. -1 stands past the frames, and where there is no path.
     Of equals standing still is best.
     """
-    rows, frames = _Rows(x.double(), gaps), x.shape[1]
+    rows, frames = _Rows(x, gaps), x.shape[1]
     best, steps = rows.start, []
     for t in range(frames):
         after, step = _best_step(rows, best, t)
@@ -119,13 +117,9 @@ class _Rows:
     def __init__(self, x: Tensor, gaps: Gaps) -> None:
         self.x = x
         row, token = torch.arange(gaps.labels.shape[1] + 1, device=x.device), torch.arange(x.shape[2], device=x.device)
-        exists, last = row <= gaps.counts[:, None], row >= gaps.counts[:, None]
-        possible = (gaps.labels >= 0) & (gaps.labels < x.shape[2])
-        labels = gaps.labels.long().masked_fill(~possible, NONE)
-        self.label = torch.nn.functional.pad(labels, (1, 0), value=NONE).masked_fill(~exists, NONE)
-        self.following = torch.nn.functional.pad(labels, (0, 1), value=NONE).masked_fill(last, NONE)
-        left_out = gaps.left_out.masked_fill(last, NONE)
-        log_p = gaps.weight.double().masked_fill(~exists, -torch.inf)[:, :, None]
+        exists = row <= gaps.counts[:, None]
+        self.label, self.following, left_out = rows_of(gaps, x.shape[2])
+        log_p = gaps.weight.to(x.dtype).masked_fill(~exists, -torch.inf)[:, :, None]
         inserts = (token != gaps.blank) & (token != left_out[:, :, None])
         self.weight = torch.where(inserts, log_p, -torch.inf)
         self.begins = torch.where(exists[:, :, None] & (token == gaps.blank), 0.0, self.weight)
@@ -133,12 +127,9 @@ class _Rows:
         self.is_label = token == self.label[:, :, None]
         stands = torch.cat([token.expand_as(self.is_label), self.label[:, :, None]], dim=2)
         self.may_go_on = (self.following[:, :, None] != NONE) & (stands != self.following[:, :, None])
-        start, end = (
-            torch.zeros_like(self.may_go_on),
-            (row == gaps.counts[:, None])[:, :, None].expand_as(self.may_go_on),
-        )
+        start, end = torch.zeros_like(self.may_go_on), (row == gaps.counts[:, None])[:, :, None]
         start[:, 0, gaps.blank] = True
-        self.start, self.end = _log(start), _log(end)
+        self.start, self.end = _log(start, x), _log(end.expand_as(start), x)
 
     def consumed(self, t: int) -> Tensor:
         """The score of what each state consumes at frame t, (B, U+1, V+1)."""
@@ -187,5 +178,5 @@ def _backward(rows: _Rows, lengths: Tensor) -> Tensor:
 _sum = functools.partial(torch.logsumexp, dim=-1)
 
 
-def _log(mask: Tensor) -> Tensor:
-    return torch.zeros_like(mask, dtype=torch.float64).masked_fill(~mask, -torch.inf)
+def _log(mask: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, -torch.inf)

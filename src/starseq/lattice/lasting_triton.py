@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from starseq.lattice.elementary_triton import exp_of, logaddexp
-from starseq.lattice.gaps import Gaps
+from starseq.lattice.gaps import Gaps, rows_of
 
 _TILE = 2048  # states of a frame at a time
 
@@ -24,7 +24,8 @@ def posteriors(
     """See lasting_torch.posteriors."""
     batch, frames, size = x.shape
     rows = gaps.labels.shape[1] + 1
-    labels, weight, left_out = (y.contiguous() for y in (gaps.labels, gaps.weight.to(torch.float64), gaps.left_out))
+    weight = gaps.weight.to(torch.float64).contiguous()
+    said = [y.to(torch.int32).contiguous() for y in rows_of(gaps, size)]
     x, counts, lengths = x.to(torch.float64).contiguous(), gaps.counts.contiguous(), lengths.contiguous()
     tokens = min(triton.next_power_of_2(size), 256)
     block = max(min(triton.next_power_of_2(rows), _TILE // tokens), 1)
@@ -37,7 +38,7 @@ def posteriors(
         x.new_zeros(batch if backward else 0, rows),
     )
     if batch:
-        graph = x, labels, counts, weight, torch.log(-torch.expm1(weight)), left_out, lengths
+        graph = x, counts, *said, weight, torch.log(-torch.expm1(weight)), lengths
         _forward[(batch,)](
             *graph, alpha, sums, log_z, batch, frames, rows, size, gaps.blank, alpha.shape[1], exact, block, tokens,
             num_warps=warps,
@@ -52,16 +53,15 @@ def posteriors(
 
 
 @triton.jit
-def _rows(label_ptr, weight_ptr, rest_ptr, left_out_ptr, b, r, count, U, SIZE):
-    """Of rows r: whether they exist, their label, the next one, log p, log(1 - p), and what they leave out. -1: nothing."""
-    exists = r <= count
-    label = tl.load(label_ptr + b * U + r - 1, mask=exists & (r > 0), other=-1).to(tl.int32)
-    following = tl.load(label_ptr + b * U + r, mask=r < count, other=-1).to(tl.int32)
-    label, following = tl.where(label < SIZE, label, -1), tl.where(following < SIZE, following, -1)
-    log_p = tl.load(weight_ptr + b * (U + 1) + r, mask=exists, other=float("-inf"))
-    log_rest = tl.load(rest_ptr + b * (U + 1) + r, mask=exists, other=float("-inf"))
-    left_out = tl.load(left_out_ptr + b * (U + 1) + r, mask=r < count, other=-1).to(tl.int32)
-    return exists, label, following, log_p, log_rest, left_out
+def _rows(label_ptr, following_ptr, left_out_ptr, weight_ptr, rest_ptr, b, r, count, R):
+    """Of rows r: whether they exist, what `rows_of` says of them, log p and log(1 - p)."""
+    exists, at = r <= count, b * R + r
+    label = tl.load(label_ptr + at, mask=exists, other=-1)
+    following = tl.load(following_ptr + at, mask=exists, other=-1)
+    left_out = tl.load(left_out_ptr + at, mask=exists, other=-1)
+    log_p = tl.load(weight_ptr + at, mask=exists, other=float("-inf"))
+    log_rest = tl.load(rest_ptr + at, mask=exists, other=float("-inf"))
+    return exists, label, following, left_out, log_p, log_rest
 
 
 @triton.jit
@@ -78,9 +78,9 @@ def _pushed(top, total):
     return tl.where(top > float("-inf"), top, 0.0) + tl.log(total)
 
 
-@triton.jit(do_not_specialize=["B", "T", "R"])
+@triton.jit(do_not_specialize=["B", "T", "R", "KEPT"])
 def _forward(
-    x_ptr, label_ptr, count_ptr, weight_ptr, rest_ptr, left_out_ptr, length_ptr, alpha_ptr, sum_ptr, z_ptr,
+    x_ptr, count_ptr, label_ptr, following_ptr, left_out_ptr, weight_ptr, rest_ptr, length_ptr, alpha_ptr, sum_ptr, z_ptr,
     B, T, R, V, BLANK, KEPT, EXACT: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """alpha (B, KEPT, R, V): tokens and blanks of every row, of the last two frames or of all. sums (3, B, T+1, R): the label of
@@ -88,7 +88,7 @@ def _forward(
     none = float("-inf")
     b = tl.program_id(0).to(tl.int64)
     far = b * 0  # what is added to it is wide enough for any place
-    count = tl.minimum(tl.load(count_ptr + b), R - 1).to(tl.int32)
+    count = tl.maximum(tl.minimum(tl.load(count_ptr + b), R - 1), 0).to(tl.int32)
     frames = tl.maximum(tl.minimum(tl.load(length_ptr + b), T), 0).to(tl.int32)
     alpha, x = alpha_ptr + b * KEPT * R * V, x_ptr + b * T * V
     labels = sum_ptr + b * (T + 1) * R
@@ -111,8 +111,8 @@ def _forward(
         at = (far + t) * R
         for start in range(0, count + 1, ROWS):
             r = start + tl.arange(0, ROWS)
-            exists, label, following, log_p, log_rest, left_out = _rows(
-                label_ptr, weight_ptr, rest_ptr, left_out_ptr, b, r, count, R - 1, V
+            exists, label, following, left_out, log_p, log_rest = _rows(
+                label_ptr, following_ptr, left_out_ptr, weight_ptr, rest_ptr, b, r, count, R
             )
             own = tl.load(labels + at + r, mask=exists, other=none)
             without = tl.load(others + at + r, mask=exists, other=none)
@@ -146,12 +146,15 @@ def _forward(
         tl.debug_barrier()
     last = frames.to(tl.int64) * R + count
     one, other = tl.load(labels + last), tl.load(others + last)
-    tl.store(z_ptr + b, logaddexp(one, other, EXACT))
+    z = tl.where(
+        tl.load(count_ptr + b) == count, logaddexp(one, other, EXACT), none
+    )  # there are no more labels than rows
+    tl.store(z_ptr + b, z)
 
 
 @triton.jit(do_not_specialize=["B", "T", "R"])
 def _backward(
-    x_ptr, label_ptr, count_ptr, weight_ptr, rest_ptr, left_out_ptr, length_ptr, alpha_ptr, sum_ptr, z_ptr,
+    x_ptr, count_ptr, label_ptr, following_ptr, left_out_ptr, weight_ptr, rest_ptr, length_ptr, alpha_ptr, sum_ptr, z_ptr,
     beta_ptr, beta_label_ptr, scratch_ptr, token_ptr, inserted_ptr,
     B, T, R, V, BLANK, EXACT: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
@@ -160,7 +163,7 @@ def _backward(
     none = float("-inf")
     b = tl.program_id(0).to(tl.int64)
     far = b * 0  # what is added to it is wide enough for any place
-    count = tl.minimum(tl.load(count_ptr + b), R - 1).to(tl.int32)
+    count = tl.maximum(tl.minimum(tl.load(count_ptr + b), R - 1), 0).to(tl.int32)
     frames = tl.maximum(tl.minimum(tl.load(length_ptr + b), T), 0).to(tl.int32)
     alpha, x = alpha_ptr + b * (T + 1) * R * V, x_ptr + b * T * V
     labels = sum_ptr + b * (T + 1) * R
@@ -187,8 +190,8 @@ def _backward(
         # By rows: what begins.
         for start in range(0, count + 1, ROWS):
             r = start + tl.arange(0, ROWS)
-            exists, label, following, log_p, log_rest, left_out = _rows(
-                label_ptr, weight_ptr, rest_ptr, left_out_ptr, b, r, count, R - 1, V
+            exists, label, following, left_out, log_p, log_rest = _rows(
+                label_ptr, following_ptr, left_out_ptr, weight_ptr, rest_ptr, b, r, count, R
             )
             top, amount = tl.full((ROWS,), float("-inf"), tl.float64), tl.zeros((ROWS,), tl.float64)
             of_label = top
@@ -229,8 +232,8 @@ def _backward(
             posterior = tl.zeros((TOKENS,), tl.float64)
             for start in range(0, count + 1, ROWS):
                 r = start + tl.arange(0, ROWS)
-                exists, label, following, log_p, log_rest, left_out = _rows(
-                    label_ptr, weight_ptr, rest_ptr, left_out_ptr, b, r, count, R - 1, V
+                exists, label, following, left_out, log_p, log_rest = _rows(
+                    label_ptr, following_ptr, left_out_ptr, weight_ptr, rest_ptr, b, r, count, R
                 )
                 place = r.to(tl.int64)[:, None] * V + v[None, :]
                 here = exists[:, None] & (v < V)[None, :]

@@ -89,7 +89,7 @@ def _forward_fake(
     alpha = logits.new_empty(batch, frames + 1, states, dtype=torch.float64)
     beta = torch.empty_like(alpha) if differentiable or inserted else alpha.new_empty(0)
     if tokens.lasting:  # posteriors, and nothing
-        alpha = torch.empty_like(logits, dtype=dtype) if differentiable else logits.new_empty(0, dtype=dtype)
+        alpha = logits.new_empty(logits.shape, dtype=dtype) if differentiable else logits.new_empty(0, dtype=dtype)
         beta = logits.new_empty(0)
     return (
         logits.new_empty(batch, dtype=dtype),
