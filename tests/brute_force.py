@@ -47,6 +47,7 @@ def stc(
     log_penalty: float | Sequence[float],
     blank: int = 0,
     matching: Matching = "leftmost",
+    sharpness: float = 1.0,
 ) -> Result:
     """Star Temporal Classification: -log of the sum, over alignments and over the embeddings of `target` that count, of
 
@@ -54,7 +55,8 @@ def stc(
 
     The tokens of an alignment are what is left without its blanks; repeats are not merged. An embedding j_1 < ... < j_U
     has tokens[j_l] = target_l; what lies between j_l and j_{l+1} is skipped in gap l, l = 0..U. Which ones count:
-    see `_counts`. `log_penalty` is one value, or one per gap; -inf closes a gap.
+    see `_counts`. `log_penalty` is one value, or one per gap; -inf closes a gap. With `sharpness` k it is -1/k log of the
+    sum of the k-th powers.
 
     Two frames of b, 1, 2 with equal probabilities, p = 1/2: of 1b b1 11 12 21, which weigh 2 2 1 1 1 eighteenths, one
     inserts before the label and two after it.
@@ -63,7 +65,7 @@ def stc(
     >>> round(math.exp(-result.loss) * 18, 9), [round(x * 7, 9) for x in result.inserted]
     (7.0, [1.0, 2.0])
     """
-    return _starred(_without, log_probs, target, log_penalty, blank, matching)
+    return _starred(_without, log_probs, target, log_penalty, blank, matching, sharpness)
 
 
 def lasting_stc(
@@ -72,6 +74,7 @@ def lasting_stc(
     log_penalty: float | Sequence[float],
     blank: int = 0,
     matching: Matching = "leftmost",
+    sharpness: float = 1.0,
 ) -> Result:
     """STC with the collapse of CTC: `stc`, but that the tokens of an alignment are what is left when repeats are merged,
     and then blanks removed. So a label may last, and an inserted token pays once, however long it lasts.
@@ -83,7 +86,7 @@ def lasting_stc(
     >>> round(math.exp(-result.loss) * 18, 9), [round(x * 8, 9) for x in result.inserted]
     (8.0, [1.0, 1.0])
     """
-    return _starred(merged, log_probs, target, log_penalty, blank, matching)
+    return _starred(merged, log_probs, target, log_penalty, blank, matching, sharpness)
 
 
 def ctc(log_probs: Frames, target: Sequence[int], blank: int = 0) -> Result:
@@ -216,6 +219,7 @@ def _starred(
     log_penalty: float | Sequence[float],
     blank: int,
     matching: Matching,
+    sharpness: float,
 ) -> Result:
     """The alignments whose tokens, by `collapse`, hold `target`, once for every embedding that counts."""
     penalties = _per_gap(log_penalty, target)
@@ -223,7 +227,7 @@ def _starred(
     def readings(alignment: Alignment) -> Iterator[Reading]:
         return readings_of(collapse(blank, alignment), target, penalties, matching)
 
-    return _enumerate(log_probs, readings, gaps=len(penalties))
+    return _enumerate(log_probs, readings, gaps=len(penalties), sharpness=sharpness)
 
 
 def _collapsing(collapse: Collapse, log_probs: Frames, target: Sequence[int], blank: int) -> Result:
@@ -236,8 +240,10 @@ def _collapsing(collapse: Collapse, log_probs: Frames, target: Sequence[int], bl
     return _enumerate(log_probs, readings, gaps=len(nothing))
 
 
-def _enumerate(log_probs: Frames, readings: Callable[[Alignment], Iterable[Reading]], gaps: int) -> Result:
-    """Sums over every alignment and each of its readings: Z = sum of weight * prod_t P_t(pi_t)."""
+def _enumerate(
+    log_probs: Frames, readings: Callable[[Alignment], Iterable[Reading]], gaps: int, sharpness: float = 1.0
+) -> Result:
+    """Sums over every alignment and each of its readings: Z = sum of (weight * prod_t P_t(pi_t))^k, and the loss is -1/k log Z."""
     T = len(log_probs)
     V = len(log_probs[0]) if T else 0
     probs = [[math.exp(log_p) for log_p in frame] for frame in log_probs]
@@ -246,11 +252,15 @@ def _enumerate(log_probs: Frames, readings: Callable[[Alignment], Iterable[Readi
         for alignment in itertools.product(range(V), repeat=T)
         for weight, inserted in readings(alignment)
     ]
+    best = 1.0
+    if sharpness != 1:  # powers of what they are of the best one: their own might be too small for a number
+        best = max((term for term, _, _ in terms), default=0.0) or 1.0
+        terms = [((term / best) ** sharpness, alignment, inserted) for term, alignment, inserted in terms]
     z = math.fsum(term for term, _, _ in terms)
     if z == 0:
         return Result(INF, [[0.0] * V for _ in range(T)], [0.0] * gaps)
     return Result(
-        loss=0.0 - math.log(z),
+        loss=0.0 - math.log(best) - math.log(z) / sharpness,
         grad_log_probs=[
             [0.0 - math.fsum(term for term, alignment, _ in terms if alignment[t] == v) / z for v in range(V)]
             for t in range(T)

@@ -71,6 +71,7 @@ class Batch:
     blank: int = 0
     matching: str = "leftmost"
     normalized: bool = True
+    sharpness: float = 1.0
 
     def utterances(self) -> Iterator[tuple[list[list[float]], list[int], list[float]]]:
         """Frames (T, V), labels (U,) and penalties (U+1,) of each utterance, without the padding."""
@@ -157,6 +158,7 @@ def run(
     star: dict[str, Any] = {}
     if criterion in STARRED:
         star = {"penalty": penalty.to(device, dtype), "matching": batch.matching, "return_inserted": True}
+        star["sharpness"] = batch.sharpness
     loss = loss_of(criterion)(
         logits, targets.to(device), batch.input_lengths, batch.target_lengths, blank=batch.blank, reduction="none",
         backend=backend, normalized=batch.normalized, **star,
@@ -174,7 +176,9 @@ def truth(criterion: str, batch: Batch) -> Result:
     grad = torch.zeros_like(batch.logits)
     for b, (frames, target, penalty) in enumerate(batch.utterances()):
         log_probs = brute_force.log_softmax(frames) if batch.normalized else frames
-        star = {"log_penalty": penalty, "matching": batch.matching} if criterion in STARRED else {}
+        star: dict[str, Any] = {}
+        if criterion in STARRED:
+            star = {"log_penalty": penalty, "matching": batch.matching, "sharpness": batch.sharpness}
         result = getattr(brute_force, criterion)(log_probs, target, blank=batch.blank, **star)
         loss.append(result.loss)
         by_frame = result.grad_log_probs

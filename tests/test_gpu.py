@@ -245,6 +245,28 @@ def test_compile(V: int) -> None:
         assert torch.equal(a.grad, b.grad)
 
 
+@pytest.mark.parametrize("name", ["stc", "lasting_stc"])
+@pytest.mark.parametrize("V", [81, 1_203])
+def test_sharpness(name: str, V: int) -> None:
+    """Against the CPU; a tensor on the device, which nothing waits for, as a number; compiled."""
+    on_cpu = batch(63, V, 20)
+    logits, *others = (x.cuda() for x in on_cpu)  # with NaN past the lengths
+    expected = on_cpu[0].double().requires_grad_()
+    loss = ALL[name]
+    truth = loss(expected, *on_cpu[1:], sharpness=3.0, reduction="none", zero_infinity=True)
+    truth.sum().backward()
+    sharpness = torch.tensor(3.0, device="cuda")
+    compiled = torch.compile(
+        lambda x, *y: loss(x, *y, sharpness=sharpness, reduction="none", zero_infinity=True), fullgraph=True
+    )
+    for call in (lambda x, *y: loss(x, *y, sharpness=3.0, reduction="none", zero_infinity=True), compiled):
+        x = logits.clone().requires_grad_()
+        ours = call(x, *others)
+        ours.sum().backward()
+        torch.testing.assert_close(ours.cpu().double(), truth.detach(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(x.grad.cpu().double(), expected.grad, rtol=1e-3, atol=1e-5)
+
+
 def test_autocast_and_concatenated_targets() -> None:
     logits, targets, *lengths = (x.cuda() for x in batch(63, 81, 20))
     logits = logits.nan_to_num()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         stc_loss,
     )
     from starseq.penalty import AdaptivePenalty, InsertionPenalty
+    from starseq.sharpness import Sharpness
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ __all__ = [
     "LastingSTCLoss",
     "STCLoss",
     "SelflessCTCLoss",
+    "Sharpness",
     "__version__",
     "ctc_loss",
     "lasting_stc_loss",
@@ -45,7 +47,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'starseq' has no attribute {name!r}")
-    home = "penalty" if name.endswith("Penalty") else "lasting" if name == "onsets" else "loss"
+    homes = {"onsets": "lasting", "Sharpness": "sharpness", "AdaptivePenalty": "penalty", "InsertionPenalty": "penalty"}
+    home = homes.get(name, "loss")
     module = importlib.import_module(f"starseq.{home}")
     globals()[name] = getattr(module, name)
     return globals()[name]

@@ -25,6 +25,7 @@ from starseq.data.dataset import AudioReader, FeatureReader, LineReader, Reader
 from starseq.data.drop import Dropper, FixedDrop, SampleSplit, Strategy, TypeSplit
 from starseq.data.errors import DataError
 from starseq.data.features import LogMel
+from starseq.sharpness import Sharpness
 from starseq.text.normalise import Normaliser
 from starseq.text.tokeniser import Tokeniser
 from starseq.text.vocabulary import Vocabulary
@@ -155,6 +156,16 @@ class Optim:
 
 
 @dataclass(frozen=True)
+class Sharpen:
+    """The power of their weight by which alignments count, of a criterion with a star: 1, and from pass `begin` over the data
+    to pass `end` in a straight line to `final`."""
+
+    final: float = 1.0
+    begin: float = 10.0
+    end: float = 30.0
+
+
+@dataclass(frozen=True)
 class Trainer:
     """How long, on what, and how often something is written. All intervals are in optimiser steps."""
 
@@ -191,6 +202,7 @@ class Recipe:
     optim: Optim
     trainer: Trainer
     penalty: Annotated[Component, "penalty"] = Component("schedule", {"p0": 0.5, "p_max": 0.9, "half_life": 10_000.0})
+    sharpness: Sharpen = field(default_factory=Sharpen)
     seed: int = 0
 
     def to_yaml(self) -> str:
@@ -247,6 +259,12 @@ class Recipe:
             known["matching"] = self.criterion.settings["matching"]
         rule: nn.Module = _build("penalty", "penalty", self.penalty, **known)
         return rule
+
+    def sharpening(self) -> Sharpness:
+        try:
+            return Sharpness(self.sharpness.final, self.sharpness.begin, self.sharpness.end)
+        except ValueError as error:
+            raise DataError(f"sharpness: {error}") from None
 
     def augmentation(self) -> Callable[..., Tensor] | None:
         """(x, lengths, ids, *, seed, epoch, step) -> x, or None."""
@@ -568,7 +586,7 @@ _COMPONENTS = {"model", "criterion", "penalty", "data.reader", "data.corpus", "d
 def _check(recipe: Recipe) -> None:
     """What types do not say. Building the small parts checks the ranges of their settings."""
     data, trainer, optim = recipe.data, recipe.trainer, recipe.optim
-    recipe.reader(), recipe.augmentation(), recipe.insertion_penalty(), recipe.dropper()
+    recipe.reader(), recipe.augmentation(), recipe.insertion_penalty(), recipe.sharpening(), recipe.dropper()
     if trainer.max_steps is None and trainer.max_epochs is None:
         raise DataError("trainer.max_steps or trainer.max_epochs must be given: when is the run done?")
     if data.budget is None and data.max_items is None:

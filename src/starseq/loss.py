@@ -24,6 +24,7 @@ from starseq.arguments import (
     per_gap_penalty,
 )  # fmt: skip
 from starseq.op import Setting, reduce, score
+from starseq.sharpness import checked, sharpened
 
 
 def stc_loss(
@@ -33,6 +34,7 @@ def stc_loss(
     target_lengths: Lengths,
     *,
     penalty: float | Tensor = math.log(0.5),
+    sharpness: float | Tensor = 1.0,
     blank: int = 0,
     reduction: str = "mean",
     zero_infinity: bool = False,
@@ -58,6 +60,8 @@ def stc_loss(
         input_lengths, target_lengths: (B,) tensors on any device, or sequences of ints.
         penalty: lambda = log p <= 0: a number, or a tensor () or (B,) or, a value for each gap, (B, U+1). Gap l lies after
             label l; -inf closes it. Differentiable.
+        sharpness: k > 0: alignments count by the k-th power of their weight, and the loss is -1/k times the log of the sum. 1 is
+            the likelihood, more is nearer to the best alignment alone: see `Sharpness`. A number, or a tensor ().
         blank: the token that means nothing.
         reduction: "none" gives (B,), "sum" their sum, "mean" the mean over the batch of loss / max(target length, 1).
         zero_infinity: an utterance without any alignment (fewer frames than labels) has loss 0 instead of inf. Its gradient
@@ -80,9 +84,10 @@ def stc_loss(
         True
     """
     return _loss(
-        "stc", logits, targets, input_lengths, target_lengths, star=True, penalty=penalty, matching=matching, blank=blank,
-        reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first, normalized=normalized,
-        max_target_length=max_target_length, return_inserted=return_inserted, validate=validate, backend=backend,
+        "stc", logits, targets, input_lengths, target_lengths, star=True, penalty=penalty, sharpness=sharpness,
+        matching=matching, blank=blank, reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first,
+        normalized=normalized, max_target_length=max_target_length, return_inserted=return_inserted,
+        validate=validate, backend=backend,
     )  # fmt: skip
 
 
@@ -93,6 +98,7 @@ def lasting_stc_loss(
     target_lengths: Lengths,
     *,
     penalty: float | Tensor = math.log(0.5),
+    sharpness: float | Tensor = 1.0,
     blank: int = 0,
     reduction: str = "mean",
     zero_infinity: bool = False,
@@ -121,9 +127,10 @@ def lasting_stc_loss(
         True
     """
     return _loss(
-        "lasting_stc", logits, targets, input_lengths, target_lengths, star=True, penalty=penalty, matching=matching,
-        blank=blank, reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first, normalized=normalized,
-        max_target_length=max_target_length, return_inserted=return_inserted, validate=validate, backend=backend,
+        "lasting_stc", logits, targets, input_lengths, target_lengths, star=True, penalty=penalty, sharpness=sharpness,
+        matching=matching, blank=blank, reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first,
+        normalized=normalized, max_target_length=max_target_length, return_inserted=return_inserted,
+        validate=validate, backend=backend,
     )  # fmt: skip
 
 
@@ -204,7 +211,7 @@ class _Loss(nn.Module):
 
 
 class STCLoss(_Loss):
-    """stc_loss as a module; the same call as torch.nn.CTCLoss, plus the penalty.
+    """stc_loss as a module; the same call as torch.nn.CTCLoss, plus the penalty, and the sharpness.
 
     >>> criterion = STCLoss(blank=0)
     >>> logits = torch.zeros(4, 1, 3, requires_grad=True)
@@ -241,9 +248,11 @@ class STCLoss(_Loss):
         input_lengths: Lengths,
         target_lengths: Lengths,
         penalty: float | Tensor = math.log(0.5),
+        sharpness: float | Tensor = 1.0,
     ) -> Any:
         """The loss, or (loss, inserted): see stc_loss."""
-        return stc_loss(logits, targets, input_lengths, target_lengths, penalty=penalty, **self.options)
+        options = self.options
+        return stc_loss(logits, targets, input_lengths, target_lengths, penalty=penalty, sharpness=sharpness, **options)
 
 
 class LastingSTCLoss(STCLoss):
@@ -261,9 +270,12 @@ class LastingSTCLoss(STCLoss):
         input_lengths: Lengths,
         target_lengths: Lengths,
         penalty: float | Tensor = math.log(0.5),
+        sharpness: float | Tensor = 1.0,
     ) -> Any:
         """The loss, or (loss, inserted): see lasting_stc_loss."""
-        return lasting_stc_loss(logits, targets, input_lengths, target_lengths, penalty=penalty, **self.options)
+        return lasting_stc_loss(
+            logits, targets, input_lengths, target_lengths, penalty=penalty, sharpness=sharpness, **self.options
+        )
 
 
 class CTCLoss(_Loss):
@@ -311,7 +323,7 @@ def _loss(
     criterion: str, logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths, *,
     blank: int, reduction: str, zero_infinity: bool, batch_first: bool, normalized: bool, max_target_length: int | None,
     validate: bool, backend: str, star: bool = False, penalty: float | Tensor = 0.0, matching: str = "leftmost",
-    return_inserted: bool = False,
+    sharpness: float | Tensor = 1.0, return_inserted: bool = False,
 ) -> Any:  # fmt: skip
     """Brings every form of input to one, runs the criterion, reduces."""
     one_of("reduction", reduction, REDUCTIONS)
@@ -328,11 +340,21 @@ def _loss(
     targets = padded_targets(targets, target_lengths, batched, max_target_length, device)
     log_penalty = per_gap_penalty(penalty, batch, targets.shape[1], batched, logits) if star else None
 
+    power = checked(sharpness, device)
+    is_sharp = isinstance(power, Tensor) or power != 1
+    if is_sharp:
+        if (validate or logits.is_cpu) and not torch.compiler.is_compiling():  # before the penalty is another
+            size = torch.Size((batch, shape[1 if batch_first else 0], vocabulary))
+            check_values(targets, input_lengths, target_lengths, log_penalty, size, blank)
+        logits = sharpened(logits, input_lengths, power, batch_first=batch_first, normalized=normalized)
+        normalized, log_penalty = False, None if log_penalty is None else log_penalty * power
     setting = Setting(criterion, matching, blank, normalized, backend_for(backend, device))
     loss, inserted = (_score_by_wfst if backend == "wfst" else score)(
         logits, targets, input_lengths, target_lengths, log_penalty, setting, batch_first=batch_first,
         validate=validate or logits.is_cpu, inserted=return_inserted, reduction=reduction, zero_infinity=zero_infinity,
     )  # fmt: skip
+    if is_sharp:
+        loss = loss / power
     if not batched:
         loss, inserted = loss if loss.dim() == 0 else loss[0], None if inserted is None else inserted[0]
     return (loss, inserted) if return_inserted else loss

@@ -158,6 +158,7 @@ class Loop:
         self.objective = Objective(
             recipe.criterion.name, self.penalty, precision=recipe.trainer.precision, **recipe.criterion.settings
         )
+        self.sharpness = recipe.sharpening()
         self.model = fabric.setup_module(model)
         # Not wrapped by Fabric: a scaler of half-precision gradients must reach the optimiser itself.
         self.optimizer = optimizer_for(recipe.optim, model, fabric.device)
@@ -254,6 +255,7 @@ class Loop:
         observed = (
             self.objective.star and hasattr(self.penalty, "observe") and self.at.step % STEPS_PER_OBSERVATION == 0
         )
+        sharpness = self.sharpness(window.epoch)
         pending = _Pending([], torch.zeros((), device=device), counts)
         self.model.train()
         for i, batch in enumerate(window.batches):
@@ -265,7 +267,9 @@ class Loop:
                 key = {"seed": self.recipe.seed, "epoch": window.epoch, "step": self.at.step}
                 moved.x = self.augment(moved.x, batch.lengths, batch.ids, **key)
             with self.fabric.no_backward_sync(self.model, enabled=not last):
-                scored = self.objective(self.model, moved, inserted=logged and last, blanks=logged and last)
+                scored = self.objective(
+                    self.model, moved, sharpness=sharpness, inserted=logged and last, blanks=logged and last
+                )
                 loss = scored.losses.sum()
                 self.fabric.backward(self.scaler.scale(loss * scale))
             pending.losses.append(scored.losses.detach())

@@ -76,17 +76,19 @@ class Objective:
         model: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
         batch: Batch,
         *,
+        sharpness: float = 1.0,
         inserted: bool = False,
         blanks: bool = False,
     ) -> Scored:
-        """`batch` lies on the model's device. Insertions and blanks are counted where they are asked for."""
+        """`batch` lies on the model's device. Insertions and blanks are counted where they are asked for. The sharpness is for a
+        criterion with a star."""
         with self.autocast(batch.x.device):
             logits, lengths = model(batch.x, batch.lengths)
         options = dict(self._options)
         inserted = inserted and self.star
         if self.star:
             options["penalty"] = self.log_penalty(batch)
-            options["return_inserted"] = inserted
+            options |= {"return_inserted": inserted, "sharpness": sharpness}
         result = self._loss(logits, batch.targets, lengths, batch.target_lengths, **options)
         losses, insertions = result if inserted else (result, None)
         share = None
