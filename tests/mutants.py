@@ -53,6 +53,7 @@ LASTING, LASTING_NUMBA = "tests/test_loss_lasting.py -k 'vectors and torch-float
 LASTING_TORCH, LASTING_TRITON = "lattice/lasting_torch.py", "lattice/lasting_triton.py"
 INTERPRETED = "tests/test_triton_interpreted.py -k lasting_in_the_interpreter"
 ALIGN_LASTING = "tests/decode/test_align_lasting.py"
+SHARP = "tests/test_loss_sharp.py -k 'not triton and not numba'"
 
 
 def lasting(test: str) -> str:
@@ -354,6 +355,34 @@ MUTANTS = [
            "tests/decode/test_complete.py -k each_of_several"),
     Mutant("pseudo: only the first run's confidence counts", "jobs/_label.py",
            "[sum(shares) / len(shares) for", "[shares[0] for", "tests/jobs/test_pseudo.py -k several_runs"),
+    Mutant("sharpness: the loss stays that of the powers", "loss.py", "        loss = loss / power\n",
+           "        loss = loss * 1\n", SHARP),
+    Mutant("sharpness: the penalty has no power", "loss.py", "else log_penalty * power",
+           "else log_penalty * 1", SHARP),
+    Mutant("sharpness: powers are normalised again", "loss.py", "        normalized, log_penalty = False, None",
+           "        normalized, log_penalty = normalized, None", SHARP),
+    Mutant("sharpness: scores that are none are normalised", "sharpness.py", "    if normalized:\n",
+           "    if True:\n", SHARP),
+    Mutant("sharpness: padding is looked at", "sharpness.py", "x.masked_fill(past[:, :, None], 0)",
+           "x.masked_fill(past[:, :, None] & False, 0)", SHARP),
+    Mutant("sharpness: a frame too many", "sharpness.py", "frames[:, None] >= input_lengths",
+           "frames[:, None] > input_lengths", SHARP),
+    Mutant("sharpness: a frame without mass", "sharpness.py", "x.amax(dim=2, keepdim=True) == -math.inf",
+           "x.amax(dim=2, keepdim=True) == math.inf", SHARP),
+    Mutant("sharpness: a penalty is named with its power", "loss.py", "        if look:  # here",
+           "        if look and not validate:  # here", SHARP),
+    Mutant("sharpness: a tensor is looked at", "loss.py", "isinstance(power, Tensor) or power != 1",
+           "power != 1", "tests/test_loss_sharp.py -k compiled"),
+    Mutant("sharpness: it begins at once", "sharpness.py", "if not self.begin < passes < self.end",
+           "if not -1 < passes < self.end", SHARP),
+    Mutant("sharpness: its last pass is one later", "sharpness.py", "return self.final if passes >= self.end else 1.0",
+           "return self.final if passes > self.end else 1.0", SHARP),
+    Mutant("sharpness: the trainer does not say the pass", "train/loop.py", "self.sharpness(window.epoch)",
+           "self.sharpness(window.start)", "tests/train/test_loop.py -k sharpness"),
+    Mutant("sharpness: the objective keeps it", "train/objective.py", ", \"sharpness\": sharpness}",
+           ", \"sharpness\": 1.0}", "tests/train/test_loop.py -k sharpness"),
+    Mutant("sharpness: a recipe's end is lost", "config.py", "self.sharpness.begin, self.sharpness.end)",
+           "self.sharpness.begin)", "tests/train/test_loop.py -k sharpness"),
 ]  # fmt: skip
 
 

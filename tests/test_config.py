@@ -173,11 +173,11 @@ def test_a_penalty_that_tunes_itself_knows_how_labels_are_matched() -> None:
 
 
 def test_sharpness() -> None:
-    assert repr(load_recipe("digits").sharpening()) == "Sharpness(1, begin=10, end=30)"  # the published loss
+    assert repr(load_recipe("digits").sharpening()) == "Sharpness(1, begin=5, end=15)"  # the published loss
     rising = load_recipe("digits", ["sharpness.final=4", "sharpness.begin=2"])
-    assert repr(rising.sharpening()) == "Sharpness(4, begin=2, end=30)"
-    assert rising.differences(load_recipe("digits")) == ["sharpness.final: 4.0 -> 1.0", "sharpness.begin: 2.0 -> 10.0"]
-    with pytest.raises(DataError, match=r"sharpness: final: 0\.5 is not a number from 1"):
+    assert repr(rising.sharpening()) == "Sharpness(4, begin=2, end=15)"
+    assert rising.differences(load_recipe("digits")) == ["sharpness.final: 4.0 -> 1.0", "sharpness.begin: 2.0 -> 5.0"]
+    with pytest.raises(DataError, match=r"sharpness: final: 0\.5 is not a number >= 1"):
         load_recipe("digits", ["sharpness.final=0.5"])
 
 

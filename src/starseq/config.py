@@ -157,12 +157,12 @@ class Optim:
 
 @dataclass(frozen=True)
 class Sharpen:
-    """The power of their weight by which alignments count, of a criterion with a star: 1, and from pass `begin` over the data
-    to pass `end` in a straight line to `final`."""
+    """The power of their weight by which alignments count, of a criterion with a star: 1 while no more than `begin` passes over the
+    data are done, then a little more in each, and `final` when `end` are."""
 
     final: float = 1.0
-    begin: float = 10.0
-    end: float = 30.0
+    begin: float = 5.0
+    end: float = 15.0
 
 
 @dataclass(frozen=True)

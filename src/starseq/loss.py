@@ -61,7 +61,8 @@ def stc_loss(
         penalty: lambda = log p <= 0: a number, or a tensor () or (B,) or, a value for each gap, (B, U+1). Gap l lies after
             label l; -inf closes it. Differentiable.
         sharpness: k > 0: alignments count by the k-th power of their weight, and the loss is -1/k times the log of the sum. 1 is
-            the likelihood, more is nearer to the best alignment alone: see `Sharpness`. A number, or a tensor ().
+            the likelihood, more is nearer to the best alignment alone: see `Sharpness`. A number, or a tensor () to which no
+            gradient goes.
         blank: the token that means nothing.
         reduction: "none" gives (B,), "sum" their sum, "mean" the mean over the batch of loss / max(target length, 1).
         zero_infinity: an utterance without any alignment (fewer frames than labels) has loss 0 instead of inf. Its gradient
@@ -69,7 +70,8 @@ def stc_loss(
         matching: "leftmost" counts each alignment once, "all" once for every embedding of the labels.
         normalized: applies a log-softmax first, which changes nothing on log-probabilities; False takes scores as they are.
         max_target_length: saves the one host sync that concatenated targets need on a GPU.
-        return_inserted: also returns the expected number of inserted tokens for each gap, (B, U+1).
+        return_inserted: also returns the expected number of inserted tokens for each gap, (B, U+1), with the sharpness that is
+            given.
         validate: checks values on a GPU too, which waits for the device. On the CPU they are always checked.
         backend: "auto" is triton on CUDA, numba on the CPU, torch elsewhere; or "torch", "numba", "triton", "wfst".
 
@@ -340,18 +342,22 @@ def _loss(
     targets = padded_targets(targets, target_lengths, batched, max_target_length, device)
     log_penalty = per_gap_penalty(penalty, batch, targets.shape[1], batched, logits) if star else None
 
-    power = checked(sharpness, device)
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    validate = validate or logits.is_cpu
+    look = validate and not torch.compiler.is_compiling()
+    power = checked(sharpness, device, dtype, look=look)
     is_sharp = isinstance(power, Tensor) or power != 1
     if is_sharp:
-        if (validate or logits.is_cpu) and not torch.compiler.is_compiling():  # before the penalty is another
+        if look:  # here, and not again: later the penalty is another
             size = torch.Size((batch, shape[1 if batch_first else 0], vocabulary))
             check_values(targets, input_lengths, target_lengths, log_penalty, size, blank)
+            validate = False
         logits = sharpened(logits, input_lengths, power, batch_first=batch_first, normalized=normalized)
         normalized, log_penalty = False, None if log_penalty is None else log_penalty * power
     setting = Setting(criterion, matching, blank, normalized, backend_for(backend, device))
     loss, inserted = (_score_by_wfst if backend == "wfst" else score)(
         logits, targets, input_lengths, target_lengths, log_penalty, setting, batch_first=batch_first,
-        validate=validate or logits.is_cpu, inserted=return_inserted, reduction=reduction, zero_infinity=zero_infinity,
+        validate=validate, inserted=return_inserted, reduction=reduction, zero_infinity=zero_infinity,
     )  # fmt: skip
     if is_sharp:
         loss = loss / power

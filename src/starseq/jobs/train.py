@@ -203,7 +203,7 @@ def dry_run(recipe: Recipe, *, items: int = 2, frames: int = 192) -> DryRun:
         recipe.criterion.name, recipe.insertion_penalty(), precision=precision, **recipe.criterion.settings
     )
     optimizer = optimizer_for(recipe.optim, model, torch.device("cpu"))
-    loss = objective(model.train(), batch).losses.mean()
+    loss = objective(model.train(), batch, sharpness=recipe.sharpness.final).losses.mean()
     cast(Any, loss).backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     optimizer.step()

@@ -132,6 +132,7 @@ class _Pending:
     blank_share: Tensor | None = None
     inserted_per_label: Tensor | None = None
     log_penalty: Tensor | None = None
+    sharpness: float | None = None
 
 
 class Loop:
@@ -282,7 +283,7 @@ class Loop:
                 if scored.inserted is not None:
                     inserted = scored.inserted.detach().sum()
                     pending.inserted_per_label = inserted / moved.target_lengths.sum().clamp(min=1)
-                    pending.log_penalty = self.penalty()
+                    pending.log_penalty, pending.sharpness = self.penalty(), sharpness
         pending.total = self._summed(pending.total)
         return pending
 
@@ -419,6 +420,7 @@ class Loop:
             seconds=at.seconds,
             seconds_left=max(0, self._total_steps() - at.step) / speed,
             dev_error=dev_error,
+            sharpness=pending.sharpness,
         )
         self.sums = _Sums()
         if self._log is not None:
