@@ -24,6 +24,7 @@ from starseq.arguments import (
     per_gap_penalty,
 )  # fmt: skip
 from starseq.op import Setting, reduce, score
+from starseq.op.setting import loss_dtype
 from starseq.sharpness import checked, sharpened
 
 
@@ -342,17 +343,18 @@ def _loss(
     targets = padded_targets(targets, target_lengths, batched, max_target_length, device)
     log_penalty = per_gap_penalty(penalty, batch, targets.shape[1], batched, logits) if star else None
 
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     validate = validate or logits.is_cpu
     look = validate and not torch.compiler.is_compiling()
-    power = checked(sharpness, device, dtype, look=look)
+    power = checked(sharpness, device, loss_dtype(logits), look=look)
     is_sharp = isinstance(power, Tensor) or power != 1
     if is_sharp:
         if look:  # here, and not again: later the penalty is another
             size = torch.Size((batch, shape[1 if batch_first else 0], vocabulary))
             check_values(targets, input_lengths, target_lengths, log_penalty, size, blank)
             validate = False
-        logits = sharpened(logits, input_lengths, power, batch_first=batch_first, normalized=normalized)
+        logits = sharpened(
+            logits.to(loss_dtype(logits)), input_lengths, power, batch_first=batch_first, normalized=normalized
+        )
         normalized, log_penalty = False, None if log_penalty is None else log_penalty * power
     setting = Setting(criterion, matching, blank, normalized, backend_for(backend, device))
     loss, inserted = (_score_by_wfst if backend == "wfst" else score)(
@@ -375,7 +377,7 @@ def _score_by_wfst(
     criterion, matching, blank, normalized, _ = setting
     if validate:
         check_values(targets, input_lengths, target_lengths, log_penalty, logits.shape, blank)
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    dtype = loss_dtype(logits)
     reference = getattr(wfst, criterion)
     losses, insertions = [], []
     for b, (frames, length) in enumerate(zip(input_lengths.tolist(), target_lengths.tolist(), strict=True)):

@@ -63,11 +63,10 @@ def checked(sharpness: Any, device: torch.device, dtype: torch.dtype, *, look: b
 
 
 def sharpened(
-    logits: Tensor, input_lengths: Tensor, sharpness: float | Tensor, *, batch_first: bool, normalized: bool
+    x: Tensor, input_lengths: Tensor, sharpness: float | Tensor, *, batch_first: bool, normalized: bool
 ) -> Tensor:
-    """Scores whose exponentials are the powers of P: logits (T, B, V), or (B, T, V) with `batch_first`, in the precision of the
-    loss. What lies past the lengths is 0 and has no gradient. A frame without any mass stays one."""
-    x = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+    """Scores whose exponentials are the powers of P, of logits (T, B, V), or (B, T, V) with `batch_first`. What lies past the
+    lengths is 0 and has no gradient. A frame without any mass stays one."""
     frames = torch.arange(x.shape[1 if batch_first else 0], device=x.device)
     past = frames >= input_lengths[:, None] if batch_first else frames[:, None] >= input_lengths
     x = x.masked_fill(past[:, :, None], 0)
