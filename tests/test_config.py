@@ -165,7 +165,7 @@ def test_a_penalty_that_tunes_itself_knows_how_labels_are_matched() -> None:
         rule = load_recipe("digits", [f"criterion.matching={matching}", "penalty={name: adaptive}"]).insertion_penalty()
         assert isinstance(rule, AdaptivePenalty)
         assert rule.matching == matching
-    with pytest.raises(DataError, match="penalty: steps, token_quantile: these are for"):
+    with pytest.raises(DataError, match="penalty: steps, token_quantile, root: these are for"):
         load_recipe("digits", ["criterion.matching=all", "penalty={name: adaptive, steps: 9}"])
     load_recipe("digits", ["criterion.matching=all"]).insertion_penalty()  # a schedule takes any
     with pytest.raises(DataError, match=r"penalty\.matching is not a key"):

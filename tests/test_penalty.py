@@ -223,9 +223,10 @@ def test_it_finds_the_share_that_is_missing_from_above_and_from_below(p0: float,
         assert penalty().exp().item() == pytest.approx(max(missing, penalty.p_min), abs=0.03)
 
 
+@pytest.mark.parametrize(("root", "power"), [(None, 1 / 2), (1, 1), (3, 1 / 3)])
 @pytest.mark.parametrize("missing", [0.0, 0.25, 0.75])
-def test_with_a_length_it_rises_to_the_root_of_that_share(missing: float) -> None:
-    penalty = AdaptivePenalty(rate=0.5, window=1, steps=40)
+def test_with_a_length_it_rises_to_the_root_of_that_share(missing: float, root: float | None, power: float) -> None:
+    penalty = AdaptivePenalty(rate=0.5, window=1, steps=40, root=root)
     labels = torch.tensor([[1, 2, 3, 4][: 4 - int(4 * missing)]])
     batch = (one_hot([[1, 2, 3, 4]], 5), labels, torch.tensor([4]), torch.tensor([labels.shape[1]]))
     share, seen = max(missing, penalty.p_min), []
@@ -234,7 +235,7 @@ def test_with_a_length_it_rises_to_the_root_of_that_share(missing: float) -> Non
         penalty.advance()
         seen.append(penalty().exp().item())
     for step in (20, 30, 39, 60, 79):
-        assert seen[step] == pytest.approx(share ** (1 - min(1, step / 40) / 2), rel=1e-6), step
+        assert seen[step] == pytest.approx(share ** (1 - min(1, step / 40) * (1 - power)), rel=1e-6), step
 
 
 def test_what_it_counts_by_token() -> None:
@@ -253,12 +254,15 @@ def test_what_it_counts_by_token() -> None:
     [((0.1, 0.4, 0.7), 0.7), ((0.5, 0.5, 0.5), 0.5), ((0.1, 0.1, 0.1), 0.1), ((0.0, 0.0, 0.9), 0.6)],
 )
 @pytest.mark.parametrize("p0", [0.05, 0.9])
-@pytest.mark.parametrize(("steps", "power"), [(None, 0.5), (20, 0.5), (10**9, 1.0)])
+@pytest.mark.parametrize(
+    ("steps", "root", "power"),
+    [(None, None, 0.5), (20, None, 0.5), (10**9, None, 1.0), (None, 3, 1 / 3), (20, 3, 1 / 3), (10**9, 3, 1.0)],
+)
 def test_with_a_quantile_it_is_the_root_of_what_most_tokens_lack_and_that_itself_as_long_as_training_is_young(
-    missing: tuple[float, ...], expected: float, p0: float, steps: int | None, power: float
+    missing: tuple[float, ...], expected: float, p0: float, steps: int | None, root: float | None, power: float
 ) -> None:
     generator, shares = torch.Generator().manual_seed(0), torch.tensor(missing).repeat(10)
-    penalty = AdaptivePenalty(p0=p0, rate=0.1, window=100, token_quantile=0.75, steps=steps)
+    penalty = AdaptivePenalty(p0=p0, rate=0.1, window=100, token_quantile=0.75, steps=steps, root=root)
     for _ in range(200):
         text = torch.randint(0, 30, (400,), generator=generator)
         labels = 1 + text[torch.rand(400, generator=generator) >= shares[text]]
@@ -479,8 +483,11 @@ def test_nan_is_not_read() -> None:
         ({"matching": "any"}, "matching: 'any' is none of leftmost, all"),
         (
             {"matching": "all", "steps": 9},
-            'steps, token_quantile: these are for matching="leftmost"; "all" has a rule of its own',
+            'steps, token_quantile, root: these are for matching="leftmost"; "all" has a rule of its own',
         ),
+        ({"root": 3}, "root: there is none without steps or token_quantile"),
+        ({"root": 0.5, "steps": 9}, "root: 0.5 is not a number from 1 up"),
+        ({"root": math.nan, "steps": 9}, "root: nan is not a number from 1 up"),
     ],
 )
 def test_bad_arguments_of_the_adaptive_rule(arguments: dict[str, Any], message: str) -> None:

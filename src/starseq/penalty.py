@@ -90,7 +90,9 @@ class AdaptivePenalty(nn.Module):
     each by itself: 1 - r^2 U_v / max(N_v, U_v); but not more than 2 d, for a token that others are taken for seems to lack labels,
     too. (Tokens are counted by their number modulo 1024, and as if each had been read 20 times more, labelled as all together are:
     a rare one says nothing.) With `steps` alone s is d; with `token_quantile` alone p = d^(1 - g) * sqrt(e)^g; with neither p is d.
-    With nothing missing p ends at `p_min`, or at the root of it.
+    With nothing missing p ends at `p_min`, or at the root of it. With another `root` than 2, such as 3 for the cube root, p ends
+    higher: reading can leave out what a model shows too readily (by the weight of the length in a search), but it cannot bring back
+    what the model unlearned.
 
     For `matching="all"` there is a bound on p, and a rule of its own. A model that shows every token twice doubles the embeddings
     at each of the U labels and pays p for each of the N tokens, so above 2^(-U / N) = 2^(d - 1) it learns to do that. This lies
@@ -101,7 +103,8 @@ class AdaptivePenalty(nn.Module):
 
     M is N without doubles. Of the tokens that are read N2 come after the same token, of the labels U2 after the same label; what is
     more than their share is not counted: M = min(N, (N - N2) / max(0.1, 1 - U2 / U)). (Counted, it would raise p above the bound as
-    soon as a model begins to show tokens twice, and the model would go on.) Neither `steps` nor `token_quantile` is for this rule.
+    soon as a model begins to show tokens twice, and the model would go on.) `steps`, `token_quantile` and
+    `root` are not for this rule.
 
     Something is read at a frame where the best token comes to more than `threshold` against the blank, right or wrong, and the
     same token in neighbouring frames is read once. (Where labels stand is found by plain STC, whatever the loss is: a label that
@@ -126,7 +129,7 @@ class AdaptivePenalty(nn.Module):
     `p0` is 0.9 by default, and 0.5 for `matching="all"`.
 
     Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate or steps that are not positive, a window
-    under 1, and for `matching="all"` with `steps` or `token_quantile`.
+    or a root under 1, and for `matching="all"` with `steps`, `token_quantile` or `root`.
     """
 
     log_odds: Tensor
@@ -148,13 +151,18 @@ class AdaptivePenalty(nn.Module):
         threshold: float = 0.3,
         steps: float | None = None,
         token_quantile: float | None = None,
+        root: float | None = None,
         matching: str = "leftmost",
         blank: int = 0,
     ) -> None:
         super().__init__()
         one_of("matching", matching, MATCHINGS)
-        if matching == "all" and (steps, token_quantile) != (None, None):
-            raise ValueError('steps, token_quantile: these are for matching="leftmost"; "all" has a rule of its own')
+        if matching == "all" and (steps, token_quantile, root) != (None, None, None):
+            raise ValueError(
+                'steps, token_quantile, root: these are for matching="leftmost"; "all" has a rule of its own'
+            )
+        if root is not None and (steps, token_quantile) == (None, None):
+            raise ValueError("root: there is none without steps or token_quantile")
         if p0 is None:
             p0 = 0.9 if matching == "leftmost" else 0.5
         shares = {"p0": p0, "p_min": p_min, "p_max": p_max, "threshold": threshold, "token_quantile": token_quantile}
@@ -168,9 +176,11 @@ class AdaptivePenalty(nn.Module):
                 raise ValueError(f"{name}: {value} is not a positive number")
         if not (window >= 1 and math.isfinite(window)):
             raise ValueError(f"window: {window} is not a number of steps")
+        if root is not None and not (root >= 1 and math.isfinite(root)):
+            raise ValueError(f"root: {root} is not a number from 1 up")
         self.p0, self.p_min, self.p_max, self.rate, self.window = p0, p_min, p_max, rate, window
         self.threshold, self.steps, self.token_quantile = threshold, steps, token_quantile
-        self.matching, self.blank = matching, blank
+        self.root, self.matching, self.blank = root, matching, blank
         size = 5 if matching == "all" else 3 if token_quantile is None else 4 + 2 * _TOKENS
         self.register_buffer("log_odds", torch.tensor(_log_odds(p0), dtype=torch.float64))
         self.register_buffer("counts", torch.zeros(size, dtype=torch.float64))
@@ -250,11 +260,12 @@ class AdaptivePenalty(nn.Module):
             of_tokens = reading**2 * self._kept(known / torch.maximum(read, known).clamp(min=1), self.token_quantile)
             lacking = (1 - torch.maximum(of_tokens, 1 - 2 * (1 - kept))).clamp(self.p_min, self.p_max)
             right = (self.counts[3] / known.clamp(min=1)) ** 2
+        root = 2.0 if self.root is None else self.root
         if self.steps is None:
-            p: Tensor = missing ** (1 - right) * lacking ** (right / 2)
+            p: Tensor = missing ** (1 - right) * lacking ** (right / root)
         else:
             done = (self.step / self.steps).clamp(max=1.0)
-            p = (missing ** (1 - right) * lacking**right) ** (1 - done / 2)
+            p = (missing ** (1 - right) * lacking**right) ** (1 - done * (1 - 1 / root))
         return p.clamp(max=self.p_max)
 
     def _kept(self, usual: Tensor, quantile: float) -> Tensor:
@@ -277,7 +288,7 @@ class AdaptivePenalty(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        names = ("p0", "p_min", "p_max", "rate", "window", "threshold", "steps", "token_quantile")
+        names = ("p0", "p_min", "p_max", "rate", "window", "threshold", "steps", "token_quantile", "root")
         numbers = [f"{name}={value:g}" for name in names if (value := getattr(self, name)) is not None]
         return ", ".join([*numbers, f"matching={self.matching!r}"])
 

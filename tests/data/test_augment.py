@@ -49,6 +49,73 @@ def test_spec_augment_starts_late():
     assert not torch.equal(a(x, [100], ["u"], seed=0, epoch=0, step=5), x)
 
 
+def warps(**settings: float) -> SpecAugment:
+    """No masks."""
+    return SpecAugment(freq_masks=0, time_masks=0, start_step=0, **settings)
+
+
+@pytest.mark.parametrize(("bands", "top"), [(80, 7600.0), (40, 3600.0)])
+def test_in_a_throat_of_another_length_all_frequencies_are_multiplied_alike(bands, top):
+    """Features whose value is the band's frequency: afterwards it is that of the band that is heard in its place."""
+    mel = lambda hertz: 1127 * math.log(1 + hertz / 700)  # noqa: E731
+    centres = torch.linspace(mel(20), mel(top), bands + 2, dtype=torch.float64)[1:-1]
+    hertz = 700 * torch.expm1(centres / 1127)
+    x = hertz.float().expand(100, 3, bands)
+    y = warps(tract=0.15, top=top)(x, [3] * 100, [f"u{i}" for i in range(100)], **NOW)
+    factors = (y[:, 0] / x[:, 0])[:, bands // 2]
+    assert 0.85 < factors.min() < 0.88
+    assert 1.12 < factors.max() < 1.15
+    assert abs(factors.mean() - 1) < 0.03
+    inside = factors[:, None] * hertz
+    expected = inside.clamp(hertz[0], hertz[-1]).float()  # what lies outside of the bands is taken for the outermost
+    assert torch.allclose(y, expected[:, None].expand_as(y), rtol=4e-3)
+    assert torch.equal(x[0, 0], hertz.float())  # the input stays
+
+
+def test_speech_is_now_faster_now_slower_and_as_long_as_before():
+    """Features whose value is the frame's number: afterwards it is that of the frame that is heard in its place."""
+    lengths = [400] * 150 + [120] * 150
+    x = torch.arange(400.0)[None, :, None].expand(300, 400, 4)
+    y = warps(time_warp=3.0, warp_step=40.0)(x, lengths, [f"u{i}" for i in range(300)], **NOW)
+    assert torch.equal(y, y[:, :, :1].expand_as(y))  # bands stay where they are
+    moved = (y - x)[:, :, 0]
+    for rows, length in ((moved[:150], 400), (moved[150:], 120)):
+        assert abs(rows[:, 20 : length - 20].std() - 3) < 0.2
+        assert abs(rows[:, 20 : length - 20].mean()) < 0.5
+        assert torch.equal(rows[:, length:], torch.zeros_like(rows[:, length:]))  # padding is not touched
+    assert float(y.min()) >= 0
+    assert float(y[150:, :120].max()) <= 119  # nothing is heard from beyond the end
+    rate = moved.diff(dim=1)[:, 20:100]
+    assert 0.03 < rate.std() < 0.15  # about 3 / 40
+    assert rate.diff(dim=1).abs().max() < 0.05  # it changes slowly
+
+
+def test_masks_lie_on_what_was_warped():
+    x, ids = torch.rand(3, 90, 80, generator=torch.Generator().manual_seed(0)) + 1, ["a", "b", "c"]
+    only = warps(tract=0.1, time_warp=2)(x, [90] * 3, ids, **NOW)
+    both = SpecAugment(start_step=0, tract=0.1, time_warp=2)(x, [90] * 3, ids, **NOW)
+    masks = SpecAugment(start_step=0)(x, [90] * 3, ids, **NOW) == 0
+    assert torch.equal(both, only.masked_fill(masks, 0))  # where the masks lie does not depend on the warps
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tract": 1.0}, "tract is at least 0 and less than 1; got 1.0"),
+        ({"tract": -0.1}, "tract is at least 0 and less than 1; got -0.1"),
+        ({"tract": math.nan}, "tract is at least 0 and less than 1; got nan"),
+        ({"top": 20.0}, "top is above 20 Hz, and finite; got 20.0"),
+        ({"warp_step": 0.0}, "warp_step is positive, and finite; got 0.0"),
+        ({"warp_step": math.inf}, "warp_step is positive, and finite; got inf"),
+        ({"time_warp": math.nan}, "time_warp is not negative, and finite; got nan"),
+    ],
+)
+def test_bad_settings_of_warps(settings, message):
+    with pytest.raises(ValueError) as error:  # noqa: PT011, the whole message is compared
+        warps(**settings)
+    assert str(error.value) == message
+
+
 def batch(*widths: int, height: int = 32) -> torch.Tensor:
     x = torch.zeros(len(widths), max(widths), height)
     for row, width in zip(x, widths, strict=True):
@@ -60,6 +127,7 @@ def batch(*widths: int, height: int = 32) -> torch.Tensor:
     "augment",
     [
         SpecAugment(start_step=0),
+        SpecAugment(start_step=0, tract=0.2, time_warp=3, warp_step=12.5),
         RandomProjective(),
         RandomProjective(masks=3),
         RandomProjective(0, elastic=2, elastic_step=7.5),
@@ -81,7 +149,9 @@ def test_batch_order_and_padding_do_not_matter(augment):
         augment(x, [120, 90, 40], ["a"], **NOW)
 
 
-@pytest.mark.parametrize("augment", [SpecAugment(start_step=0), RandomProjective(masks=2, elastic=1)])
+@pytest.mark.parametrize(
+    "augment", [SpecAugment(start_step=0, tract=0.1, time_warp=1), RandomProjective(masks=2, elastic=1)]
+)
 def test_an_empty_batch_stays_one(augment):
     assert augment(torch.zeros(0, 50, 32), [], [], seed=0, epoch=0, step=1).shape == (0, 50, 32)
 
@@ -216,6 +286,7 @@ def test_homography_takes_points_to_points():
     ("augment", "setting"),
     [
         (SpecAugment, "time_masks"),
+        (SpecAugment, "time_warp"),
         (RandomProjective, "max_shift"),
         (RandomProjective, "masks"),
         (RandomProjective, "elastic"),
@@ -235,7 +306,13 @@ def test_control_points_lie_apart(step):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(
-    "augment", [SpecAugment(start_step=0), RandomProjective(), RandomProjective(elastic=2, elastic_step=16)]
+    "augment",
+    [
+        SpecAugment(start_step=0),
+        SpecAugment(0, 0, 0, 0, start_step=0, tract=0.2, time_warp=3, warp_step=12.5),
+        RandomProjective(),
+        RandomProjective(elastic=2, elastic_step=16),
+    ],
 )
 def test_the_device_does_not_matter(augment):
     x, lengths, ids = batch(120, 90), [120, 90], ["a", "b"]

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from starseq.data.seeds import generator
 
+_LOWEST, _CORNER = 20.0, 700.0  # Hz: where the mel bands of features.py begin, and the corner of their scale
+
 
 @dataclass(frozen=True)
 class SpecAugment:
@@ -23,6 +25,12 @@ class SpecAugment:
     Each frequency mask covers 0 to `freq_width` bands, each time mask 0 to min(`time_width`, `time_ratio` * length)
     frames, uniformly, at a uniform place. Masked values become 0, the mean of normalised features. Before optimiser
     step `start_step` nothing happens.
+
+    For few speakers: before the masks, each utterance is heard from a throat of another length, all frequencies times
+    a factor drawn uniformly from 1 - `tract` to 1 + `tract` (Jaitly and Hinton 2013; the bands are taken for mel bands of
+    20 to `top` Hz, and what lies outside of them for the outermost). And it is spoken now faster, now slower: frames move
+    by a smooth random field of `time_warp` frames (the standard deviation), a cubic B-spline of control points `warp_step`
+    frames apart; the length stays. Both are off by default.
 
     >>> augment, x = SpecAugment(start_step=100), torch.ones(1, 50, 80)
     >>> y = augment(x, [50], ["utt-1"], seed=0, epoch=2, step=100)
@@ -36,11 +44,21 @@ class SpecAugment:
     time_width: int = 50
     time_ratio: float = 0.1
     start_step: int = 32_000
+    tract: float = 0.0
+    top: float = 7600.0
+    time_warp: float = 0.0
+    warp_step: float = 50.0
 
     def __post_init__(self) -> None:
-        for name in ("freq_masks", "freq_width", "time_masks", "time_width", "time_ratio", "start_step"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is not negative; got {getattr(self, name)}")
+        for name in ("freq_masks", "freq_width", "time_masks", "time_width", "time_ratio", "start_step", "time_warp"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is not negative, and finite; got {getattr(self, name)}")
+        if not 0 <= self.tract < 1:
+            raise ValueError(f"tract is at least 0 and less than 1; got {self.tract}")
+        if not _LOWEST < self.top < math.inf:
+            raise ValueError(f"top is above {_LOWEST:g} Hz, and finite; got {self.top}")
+        if not 0 < self.warp_step < math.inf:
+            raise ValueError(f"warp_step is positive, and finite; got {self.warp_step}")
 
     def __call__(
         self, x: Tensor, lengths: Tensor | Sequence[int], ids: Sequence[str], *, seed: int, epoch: int, step: int
@@ -52,6 +70,9 @@ class SpecAugment:
         frames = torch.as_tensor(lengths).tolist()
         if not len(frames) == len(ids) == B:
             raise ValueError(f"x holds {B} items, lengths {len(frames)}, ids {len(ids)}")
+        if (self.tract or self.time_warp) and x.numel():
+            others = [generator(seed, epoch, f"{id} warp") for id in ids]  # other numbers than the masks have
+            x = self._warped(x, frames, others)
         freq, time = torch.zeros(B, F, dtype=torch.bool), torch.zeros(B, T, dtype=torch.bool)
         for b, (id, length) in enumerate(zip(ids, frames, strict=True)):
             draw = generator(seed, epoch, id)
@@ -61,6 +82,32 @@ class SpecAugment:
         masked = freq.to(x.device)[:, None, :] | time.to(x.device)[:, :, None]
         inside = torch.arange(T, device=x.device) < torch.as_tensor(lengths).to(x.device)[:, None]
         return x.masked_fill(masked & inside[:, :, None], 0.0)
+
+    def _warped(self, x: Tensor, frames: Sequence[int], draws: Sequence[torch.Generator]) -> Tensor:
+        """x (B, T, F), each item as another might have said it; frames past the lengths are those of x."""
+        _, T, F = x.shape
+        factors = torch.stack([torch.rand((), generator=draw, dtype=torch.float64) for draw in draws]) * 2 - 1
+        across = _heard_at(1 + self.tract * factors, F, self.top)
+        time = torch.arange(T, dtype=torch.float64).expand(len(x), T)
+        if self.time_warp:
+            weights = spline_weights(T, self.warp_step)
+            control = torch.zeros(len(x), weights.shape[1], dtype=torch.float64)
+            for b, (length, draw) in enumerate(zip(frames, draws, strict=True)):
+                # As many as the utterance's own frames see, so that a longer batch changes nothing.
+                size = _controls(length, self.warp_step)
+                control[b, :size] = torch.randn(size, generator=draw, dtype=torch.float64)
+            time = time + self.time_warp * control @ weights.T
+        last = torch.tensor(frames)[:, None] - 1
+        along = torch.minimum(time.clamp_min(0), last.clamp_min(0))
+        # grid_sample wants (x, y) in [-1, 1]; (B, 1, T, F) has T as its rows, so y is the frame.
+        axes = (across * 2 + 1) / F - 1, (along * 2 + 1) / T - 1
+        u, v = (place.to(x.device, torch.float32) for place in axes)
+        grid = torch.stack((u[:, None].expand(-1, T, -1), v[:, :, None].expand(-1, -1, F)), dim=-1)
+        warped = torch.nn.functional.grid_sample(
+            x.float()[:, None], grid, mode="bilinear", padding_mode="border", align_corners=False
+        )[:, 0]
+        outside = torch.arange(T)[None] > last
+        return torch.where(outside.to(x.device)[:, :, None], x, warped.to(x.dtype))
 
 
 @dataclass(frozen=True)
@@ -167,6 +214,16 @@ class RandomProjective:
         dtype = torch.float32 if device.type == "mps" else torch.float64
         left, middle, right = (m.to(device, dtype) for m in (along, self.elastic * control, across.T))
         return (left @ middle @ right).float()
+
+
+def _heard_at(factors: Tensor, bands: int, top: float) -> Tensor:
+    """(B, bands) float64: the band, as a fraction, whose frequency is each band's times the factor (B,); the outermost at most."""
+    low, high = (math.log1p(hertz / _CORNER) for hertz in (_LOWEST, top))
+    apart = (high - low) / (bands + 1)
+    band = torch.arange(bands, dtype=torch.float64)
+    hertz = torch.expm1(low + (band + 1) * apart)  # in units of the corner
+    source: Tensor = (torch.log1p(factors[:, None] * hertz) - low) / apart - 1
+    return source.clamp(0, bands - 1)
 
 
 def homography(source: Tensor, target: Tensor) -> Tensor:
