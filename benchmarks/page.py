@@ -83,7 +83,8 @@ def texts(results: Sequence[Results]) -> dict[str, str]:
 def _summary(results: Sequence[Results]) -> str:
     """All corpora at one look: test errors of the methods that stand for what a user would do."""
     rows = []
-    for r in results:
+    corpora = list(dict.fromkeys(r.table.corpus for r in results))
+    for r in sorted(results, key=lambda r: corpora.index(r.table.corpus)):  # tables of a corpus stand together
         spec, title = dict(r.table.summary), f"{r.table.summary.get('title', '')}; {r.table.metric.upper()} %"
         for condition in r.table.conditions if spec else ():
             columns = ["ctc", "", "", "full"] if condition == FULL else ["ctc", "stc", "student", "read"]

@@ -229,6 +229,14 @@ def test_all_corpora_at_one_look(lines: Lines) -> None:
     assert rows[2:] == [["lines; CER %", "none", "10.0", "", "", "9.00"], ["", "0.3", "", "24.0 ± 1.41", "", "21.0"]]
 
 
+def test_tables_of_a_corpus_stand_together_at_one_look(lines: Lines) -> None:
+    for name, corpus in (("1", "corpus"), ("2", "other"), ("3", "corpus")):
+        text = TABLE.replace("corpus: corpus", f"corpus: {corpus}") + f"summary: {{title: table {name}, ctc: ctc}}\n"
+        (lines.tables / f"{name}.yaml").write_text(text)
+    titles = [row[0] for row in lines.rows("summary")[2:]]
+    assert titles == ["table 1; CER %", "table 3; CER %", "table 2; CER %"]
+
+
 def test_searches_without_a_language_model_stand_together(lines: Lines) -> None:
     methods = (
         "  stc+merged: {from: stc, lm: {search: [--beam, 7, --merge-repeats]}}\n"
