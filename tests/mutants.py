@@ -46,6 +46,7 @@ FUSED_NUMBA, KNOWN_NUMBA = "op/fused_numba.py", "op/known_numba.py"
 LINEAR_NUMBA, SCALED_NUMBA = "emissions/linear_numba.py", "lattice/scaled_numba.py"
 TORCH, NUMBA, SINGLE = vectors("torch-float64"), vectors("numba-float64"), vectors("numba-float32")
 PENALTY = "tests/test_penalty.py"
+AUGMENT = "tests/data/test_augment.py"
 MIX = "tests/lm/test_mix.py"
 BEHAVIOUR, LADDER = "tests/test_loss_behaviour.py", "tests/test_loss_ladder.py"
 
@@ -282,7 +283,25 @@ MUTANTS = [
     Mutant("adaptive: what is read wrong is right, too", "penalty.py",
            "(at_label & (token == label)).sum()", "at_label.sum()", PENALTY),
     Mutant("adaptive: one misreading is a missing label", "penalty.py", "_USUAL = 20 ", "_USUAL = 1e-9 ", PENALTY),
-    Mutant("adaptive: it rises to 1", "penalty.py", "** (1 - done / 2)", "** (1 - done)", PENALTY),
+    Mutant("adaptive: it rises to 1", "penalty.py", "** (1 - done * (1 - 1 / root))", "** (1 - done)", PENALTY),
+    Mutant("adaptive: by the clock the root is square", "penalty.py", "done * (1 - 1 / root)", "done / 2", PENALTY),
+    Mutant("adaptive: by reading the root is square", "penalty.py", "(right / root)", "(right / 2)", PENALTY),
+    Mutant("throats: all are shorter", "data/augment.py",
+           "dtype=torch.float64) for draw in draws]) * 2 - 1", "dtype=torch.float64) for draw in draws])", AUGMENT),
+    Mutant("throats: the scale is straight", "data/augment.py",
+           "torch.log1p(factors[:, None] * hertz)", "(torch.log1p(hertz) * factors[:, None])", AUGMENT),
+    Mutant("throats: bands lie a third of a band off", "data/augment.py",
+           "across[:, None], dim=2", "(across[:, None] - 0.3).clamp_min(0), dim=2", AUGMENT),
+    Mutant("tempi: the nearest frame is heard", "data/augment.py", "(place - before).to(", "(place - before).round().to(", AUGMENT),
+    Mutant("tempi: padding is heard", "data/augment.py",
+           "time.clamp_min(0).minimum(last.clamp_min(0))", "time.clamp(0, T - 1)", AUGMENT),
+    Mutant("tempi: a longer batch changes them", "data/augment.py",
+           "size = _controls(length, self.warp_step)", "size = weights.shape[1]", AUGMENT),
+    Mutant("tempi: padding is warped", "data/augment.py",
+           "torch.where(outside.to(x.device)[:, :, None], x, warped.to(x.dtype))", "warped.to(x.dtype)", AUGMENT),
+    Mutant("warps: every utterance alike", "data/augment.py", 'f"{id} warp"', '"warp"', AUGMENT),
+    Mutant("sharpness: CTC takes any", "config.py",
+           "if recipe.sharpness.final != 1 and", "if recipe.sharpness.final < 1 and", "tests/test_config.py -k sharpness"),
     Mutant("adaptive: beside the steps tokens are all alike", "penalty.py", "* lacking**right)", "* missing**right)", PENALTY),
     Mutant("adaptive: it is the root at once", "penalty.py",
            "(self.step / self.steps).clamp(max=1.0)", "torch.ones_like(kept)", PENALTY),

@@ -172,6 +172,21 @@ def test_a_penalty_that_tunes_itself_knows_how_labels_are_matched() -> None:
         load_recipe("digits", ["penalty={name: adaptive, matching: all}"])
 
 
+def test_throats_vary_for_the_bands_of_the_reader() -> None:
+    augment = ["data.augment={name: spec_augment, tract: 0.1}"]
+    built = load_recipe("audiomnist-strings", augment).augmentation()
+    assert isinstance(built, SpecAugment)
+    assert (built.tract, built.top) == (0.1, 7600)
+    assert load_recipe("audiomnist-strings", [*augment, "data.reader.name=features"]).augmentation() is not None
+    with pytest.raises(DataError, match=r"data\.augment\.top: the bands of data\.reader end at 3600 Hz, not at 7600"):
+        load_recipe("audiomnist-strings", [*augment, "data.reader.rate=8000"])
+    load_recipe("audiomnist-strings", [*augment, "data.reader.rate=8000", "data.augment.top=3600"])
+    with pytest.raises(
+        DataError, match=r"data\.augment\.tract: it is for bands of sound, and data\.reader\.name is 'line'"
+    ):
+        load_recipe("hooker-en", augment)
+
+
 def test_sharpness() -> None:
     assert repr(load_recipe("digits").sharpening()) == "Sharpness(1, begin=5, end=15)"  # the published loss
     rising = load_recipe("digits", ["sharpness.final=4", "sharpness.begin=2"])
@@ -179,6 +194,11 @@ def test_sharpness() -> None:
     assert rising.differences(load_recipe("digits")) == ["sharpness.final: 4.0 -> 1.0", "sharpness.begin: 2.0 -> 5.0"]
     with pytest.raises(DataError, match=r"sharpness: final: 0\.5 is not a number >= 1"):
         load_recipe("digits", ["sharpness.final=0.5"])
+    with pytest.raises(
+        DataError, match=r"sharpness\.final: it is for criteria with a star, and criterion\.name is 'ctc'"
+    ):
+        load_recipe("digits", ["sharpness.final=4", "criterion.name=ctc"])
+    load_recipe("digits", ["sharpness.final=1", "criterion.name=ctc"])
 
 
 def test_what_a_resumed_run_may_change() -> None:

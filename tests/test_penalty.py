@@ -487,6 +487,11 @@ def test_nan_is_not_read() -> None:
         ),
         ({"root": 3}, "root: there is none without steps or token_quantile"),
         ({"root": 0.5, "steps": 9}, "root: 0.5 is not a number from 1 up"),
+        (
+            {"matching": "all", "root": 3},
+            'steps, token_quantile, root: these are for matching="leftmost"; "all" has a rule of its own',
+        ),
+        ({"root": math.inf, "steps": 9}, "root: inf is not a number from 1 up"),
         ({"root": math.nan, "steps": 9}, "root: nan is not a number from 1 up"),
     ],
 )

@@ -83,16 +83,16 @@ class AdaptivePenalty(nn.Module):
     as it gets surer of the blank. Both pull the right way if d < p < 1, and equally hard if p = sqrt(d). And p < d holds for single
     tokens that are missing more often than others: these the model unlearns. So, with both `steps` and `token_quantile`,
 
-        p = s^(1 - t / 2),    s = d^(1 - g) * e^g,    g = a^2, a the share of the labels that are read as they are
+        p = s^(1 - t * (1 - 1 / root)),    s = d^(1 - g) * e^g,    g = a^2, a the share of the labels that are read as they are
 
     where t is the share of the training's `steps` that is done (p is not the root at once: what a model reads at first is mostly
     wrong, and should cost something), and e what so many of the tokens that are read (0.75: three quarters of them) lack at most,
     each by itself: 1 - r^2 U_v / max(N_v, U_v); but not more than 2 d, for a token that others are taken for seems to lack labels,
     too. (Tokens are counted by their number modulo 1024, and as if each had been read 20 times more, labelled as all together are:
-    a rare one says nothing.) With `steps` alone s is d; with `token_quantile` alone p = d^(1 - g) * sqrt(e)^g; with neither p is d.
-    With nothing missing p ends at `p_min`, or at the root of it. With another `root` than 2, such as 3 for the cube root, p ends
-    higher: reading can leave out what a model shows too readily (by the weight of the length in a search), but it cannot bring back
-    what the model unlearned.
+    a rare one says nothing.) With `steps` alone s is d; with `token_quantile` alone p = d^(1 - g) * e^(g / root); with neither p is
+    d. With nothing missing p ends at `p_min`, or at the root of it. `root` is 2 by default. With more, such as 3 for the cube root,
+    p ends higher: reading can leave out what a model shows too readily (by the weight of the length in a search), but it cannot
+    bring back what the model unlearned.
 
     For `matching="all"` there is a bound on p, and a rule of its own. A model that shows every token twice doubles the embeddings
     at each of the U labels and pays p for each of the N tokens, so above 2^(-U / N) = 2^(d - 1) it learns to do that. This lies
@@ -129,7 +129,7 @@ class AdaptivePenalty(nn.Module):
     `p0` is 0.9 by default, and 0.5 for `matching="all"`.
 
     Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate or steps that are not positive, a window
-    or a root under 1, and for `matching="all"` with `steps`, `token_quantile` or `root`.
+    or a root under 1, for a root without `steps` and `token_quantile`, and for `matching="all"` with any of the three.
     """
 
     log_odds: Tensor

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from starseq.data.augment import RandomProjective, SpecAugment, homography
+from starseq.data.features import LogMel
 from starseq.data.seeds import generator
 
 NOW = {"seed": 0, "epoch": 1, "step": 10**6}
@@ -88,6 +89,49 @@ def test_speech_is_now_faster_now_slower_and_as_long_as_before():
     rate = moved.diff(dim=1)[:, 20:100]
     assert 0.03 < rate.std() < 0.15  # about 3 / 40
     assert rate.diff(dim=1).abs().max() < 0.05  # it changes slowly
+
+
+def test_warps_of_a_long_batch_are_those_of_the_utterance_alone_whatever_its_padding_holds():
+    x = torch.randn(3, 2000, 40, generator=torch.Generator().manual_seed(0))
+    x[1, 700:], x[2, 450:] = math.nan, 1e9
+    augment, lengths, ids = warps(tract=0.1, time_warp=3, warp_step=20), [2000, 700, 450], ["a", "b", "c"]
+    y = augment(x, lengths, ids, **NOW)
+    for b, length in enumerate(lengths):
+        alone = augment(x[b : b + 1, :length], [length], ids[b : b + 1], **NOW)
+        assert torch.equal(y[b, :length], alone[0])
+        assert torch.equal(y[b, length:].nan_to_num(7), x[b, length:].nan_to_num(7))
+    assert y[1, :700].isfinite().all()
+    assert y[2, :450].abs().max() < 6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_warps_keep_the_precision_of_the_features(dtype):
+    x = torch.randn(2, 60, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    augment = warps(tract=0.1, time_warp=2)
+    y = augment(x.to(dtype), [60, 41], ["a", "b"], **NOW)
+    assert y.dtype == dtype
+    expected = augment(x.to(dtype).double(), [60, 41], ["a", "b"], **NOW)
+    assert (
+        torch.equal(y, expected.to(dtype))
+        if dtype == torch.float64
+        else torch.allclose(y.double(), expected, rtol=1e-2)
+    )
+
+
+def test_warps_wait_for_their_step_and_take_utterances_of_no_frames():
+    x = torch.rand(2, 30, 20)
+    late = SpecAugment(0, 0, 0, 0, start_step=5, tract=0.1, time_warp=2)
+    assert late(x, [30, 0], ["a", "b"], seed=0, epoch=0, step=4) is x
+    y = late(x, [30, 0], ["a", "b"], seed=0, epoch=0, step=5)
+    assert not torch.equal(y[0], x[0])
+    assert torch.equal(y[1], x[1])
+    assert late(x[:, :0], [0, 0], ["a", "b"], **NOW).shape == (2, 0, 20)
+    with pytest.raises(ValueError, match="lengths: 31 is more than the 30 frames of x"):
+        late(x, [31, 0], ["a", "b"], **NOW)
+
+
+def test_the_bands_end_where_those_of_the_features_do():
+    assert SpecAugment().top == LogMel().top == 7600
 
 
 def test_masks_lie_on_what_was_warped():

@@ -20,17 +20,18 @@ _LOWEST, _CORNER = 20.0, 700.0  # Hz: where the mel bands of features.py begin, 
 
 @dataclass(frozen=True)
 class SpecAugment:
-    """Masks in frequency and time, without time warping (Park et al. 2019); the defaults are the published settings.
+    """Masks in frequency and time (Park et al. 2019); the defaults are the published settings, which do not warp time.
 
     Each frequency mask covers 0 to `freq_width` bands, each time mask 0 to min(`time_width`, `time_ratio` * length)
     frames, uniformly, at a uniform place. Masked values become 0, the mean of normalised features. Before optimiser
     step `start_step` nothing happens.
 
-    For few speakers: before the masks, each utterance is heard from a throat of another length, all frequencies times
-    a factor drawn uniformly from 1 - `tract` to 1 + `tract` (Jaitly and Hinton 2013; the bands are taken for mel bands of
-    20 to `top` Hz, and what lies outside of them for the outermost). And it is spoken now faster, now slower: frames move
-    by a smooth random field of `time_warp` frames (the standard deviation), a cubic B-spline of control points `warp_step`
-    frames apart; the length stays. Both are off by default.
+    For few speakers, before the masks: each utterance is heard as from a throat of another length, every band taking what
+    was at its frequency times a factor, drawn uniformly from 1 - `tract` to 1 + `tract` (Jaitly and Hinton 2013; the bands
+    are mel bands of 20 to `top` Hz, and the outermost stand for what lies beyond). And it is spoken now faster, now slower:
+    frames move by a smooth random field of `time_warp` frames (the standard deviation), a cubic B-spline of control points
+    `warp_step` frames apart. The length stays, so a few frames may be lost at the ends; and keep `time_warp` far below
+    `warp_step`, or time runs backwards here and there. Both are off by default.
 
     >>> augment, x = SpecAugment(start_step=100), torch.ones(1, 50, 80)
     >>> y = augment(x, [50], ["utt-1"], seed=0, epoch=2, step=100)
@@ -70,6 +71,8 @@ class SpecAugment:
         frames = torch.as_tensor(lengths).tolist()
         if not len(frames) == len(ids) == B:
             raise ValueError(f"x holds {B} items, lengths {len(frames)}, ids {len(ids)}")
+        if frames and max(frames) > T:
+            raise ValueError(f"lengths: {max(frames)} is more than the {T} frames of x")
         if (self.tract or self.time_warp) and x.numel():
             others = [generator(seed, epoch, f"{id} warp") for id in ids]  # other numbers than the masks have
             x = self._warped(x, frames, others)
@@ -98,14 +101,9 @@ class SpecAugment:
                 control[b, :size] = torch.randn(size, generator=draw, dtype=torch.float64)
             time = time + self.time_warp * control @ weights.T
         last = torch.tensor(frames)[:, None] - 1
-        along = torch.minimum(time.clamp_min(0), last.clamp_min(0))
-        # grid_sample wants (x, y) in [-1, 1]; (B, 1, T, F) has T as its rows, so y is the frame.
-        axes = (across * 2 + 1) / F - 1, (along * 2 + 1) / T - 1
-        u, v = (place.to(x.device, torch.float32) for place in axes)
-        grid = torch.stack((u[:, None].expand(-1, T, -1), v[:, :, None].expand(-1, -1, F)), dim=-1)
-        warped = torch.nn.functional.grid_sample(
-            x.float()[:, None], grid, mode="bilinear", padding_mode="border", align_corners=False
-        )[:, 0]
+        along = time.clamp_min(0).minimum(last.clamp_min(0))
+        # One axis after the other, between neighbours that are looked up: whole numbers do not round in a long batch.
+        warped = _between(_between(x, along[:, :, None], dim=1), across[:, None], dim=2)
         outside = torch.arange(T)[None] > last
         return torch.where(outside.to(x.device)[:, :, None], x, warped.to(x.dtype))
 
@@ -224,6 +222,15 @@ def _heard_at(factors: Tensor, bands: int, top: float) -> Tensor:
     hertz = torch.expm1(low + (band + 1) * apart)  # in units of the corner
     source: Tensor = (torch.log1p(factors[:, None] * hertz) - low) / apart - 1
     return source.clamp(0, bands - 1)
+
+
+def _between(x: Tensor, place: Tensor, dim: int) -> Tensor:
+    """x at fractional places along `dim`, in straight lines between its values; float32 at least."""
+    x, before = x.to(torch.promote_types(x.dtype, torch.float32)), place.floor()
+    at = before.long().to(x.device)
+    after = place.ceil().long().to(x.device)  # a whole number stands alone, so the last frame needs no other
+    share = (place - before).to(x.device, x.dtype)
+    return torch.take_along_dim(x, at, dim).lerp(torch.take_along_dim(x, after, dim), share)
 
 
 def homography(source: Tensor, target: Tensor) -> Tensor:

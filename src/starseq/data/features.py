@@ -45,7 +45,7 @@ class LogMel(nn.Module):
         normalize: bool = True,
     ) -> None:
         super().__init__()
-        self.rate, self.bands = rate, bands
+        self.rate, self.bands, self.top = rate, bands, _top(rate, high)
         self.length, self.shift = int(rate * window_seconds), int(rate * shift_seconds)
         if self.shift < 1 or self.length < self.shift:
             raise ValueError(f"rate={rate} leaves windows of {self.length} samples every {self.shift}")
@@ -110,7 +110,7 @@ def mel_filters(rate: int, fft: int, bands: int, low: float, high: float) -> Ten
 
     `high` <= 0 counts from Nyquist. Slopes are straight in mel, and the Nyquist bin has no weight, as in Kaldi.
     """
-    top = high + rate / 2 if high <= 0 else high
+    top = _top(rate, high)
     if not 0 <= low < top <= rate / 2:
         raise ValueError(f"mel bands from {low} to {top} Hz do not fit a rate of {rate} Hz")
     edges = torch.linspace(_mel(low), _mel(top), bands + 2, dtype=torch.float64)
@@ -119,6 +119,11 @@ def mel_filters(rate: int, fft: int, bands: int, low: float, high: float) -> Ten
     mel = (1127.0 * (1.0 + bins / 700.0).log())[:, None]
     triangles = torch.minimum((mel - left) / (centre - left), (right - mel) / (right - centre)).clamp_min(0)
     return nn.functional.pad(triangles, (0, 0, 0, 1)).float()
+
+
+def _top(rate: int, high: float) -> float:
+    """The upper edge of the bands, in Hz."""
+    return high + rate / 2 if high <= 0 else high
 
 
 def _mel(hertz: float) -> float:
