@@ -1,7 +1,7 @@
-"""From docs/results/cells.jsonl to the tables and plots of docs/RESULTS.md. `docs/build.py` calls it.
+"""From docs/results/cells.jsonl to the tables and plots of docs/RESULTS.md and docs/results/. `docs/build.py` calls it.
 
 Only lines count whose commands are those of the tables in benchmarks/cells/ now; a cell that is missing is empty. Dev makes the
-choices (which schedule is the best), test is what the tables show. What is behind every number stands below its table.
+choices (which schedule is the best), test is what the tables show.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from benchmarks.steps import FULL, TABLES, Record, Table
+from benchmarks.steps import BEST, FULL, TABLES, Record, Table
 from benchmarks.work import current, read_lines
 
 from starseq.config import load_recipe
@@ -75,9 +75,22 @@ def reading(spec: Mapping[str, Any]) -> str:
 
 
 def texts(results: Sequence[Results]) -> dict[str, str]:
-    """What stands between the markers of the page: `table1` and so on, `summary` and `time`."""
-    found = {f"table{r.table.name}": _text(r) for r in results}
+    """What stands between the markers of the pages: `summary`, `time`, and the parts of each table, `table1`, `table1-runs`, ..."""
+    found = {f"table{r.table.name}{part}": text for r in results for part, text in _parts(r).items()}
     return {**found, "summary": _summary(results), "time": _time(results)}
+
+
+def _parts(results: Results) -> dict[str, str]:
+    return {
+        "": "\n\n".join(filter(None, (_main(results), _base(results), _aims(results)))),
+        "-all": _all(results),
+        "-schedules": _schedules(results),
+        "-rules": _rules_against_schedules(results),
+        "-pseudo": _pseudo(results),
+        "-searches": _searches(results),
+        "-runs": _runs(results),
+        "-commands": _commands(results),
+    }
 
 
 def _summary(results: Sequence[Results]) -> str:
@@ -97,56 +110,73 @@ def _summary(results: Sequence[Results]) -> str:
     return _markdown(head, rows)
 
 
-def _text(results: Results) -> str:
-    kinds = [m for m, spec in results.table.methods.items() if "pseudo" in spec]
-    parts = [_main(results), _base(results)]
-    if results.table.schedules and any("best" in block["methods"] for block in results.table.runs):
-        parts.append(_schedules(results))
-    if kinds:
-        parts.append(_pseudo(results, kinds))
-    parts.append(_searches(results))
-    parts += [f"![{title}]({IMAGES}/{name})" for name, (title, _) in _plots_of(results).items()]
-    parts.append(_how(results))
-    return "\n\n".join(filter(None, parts))
-
-
 def _main(results: Results) -> str:
-    """Conditions by methods: test error, its multiple of the supervised one, and what was to be reached."""
-    table, metric = results.table, results.table.metric.upper()
-    used = {method for block in table.runs for method in block["methods"]}
-    methods = [m for m, spec in table.methods.items() if m in used and not (spec.get("labels") or spec.get("tried"))]
-    titles = [str(table.methods[method].get("title", method)) for method in methods]
-    has_grid = "best" in used
-    if has_grid:
-        titles.insert(1, "STC, best schedule")
-    conditions = [c for c in table.conditions if any(c in block["conditions"] for block in table.runs)]
+    """Conditions by the methods of `columns`: test error, its multiple of the supervised one, and what was to be reached."""
+    table = results.table
     rows = []
-    for condition in conditions:
-        cells = [_cell(results, condition, method) for method in methods]
-        if has_grid:
-            best = results.best(condition)
-            cells.insert(1, f"{_cell(results, condition, best)} ({_short(best)})" if best else "")
+    for condition in _conditions(table):
+        cells = []
+        for method in table.shown():
+            chosen = results.best(condition) if method == BEST else method
+            cell = _cell(results, condition, chosen) if chosen else ""
+            cells.append(f"{cell} ({_short(chosen)})" if cell and chosen and method == BEST else cell)
         rows.append([_condition(condition), *cells])
-    return _markdown([f"labels dropped; test {metric} %", *titles], rows)
+    return _markdown([f"labels dropped; test {table.metric.upper()} %", *table.shown().values()], rows)
+
+
+def _all(results: Results) -> str:
+    """Every method that was run, by conditions: test errors."""
+    table = results.table
+    conditions = _conditions(table)
+    rows = []
+    for method, spec in table.all_methods().items():
+        if spec.get("labels"):
+            continue
+        cells = [_percent(results.errors(condition, method)) for condition in conditions]
+        if any(cells):
+            rows.append([f"`{method}`", str(spec.get("title", method)), *cells])
+    return _markdown(["method", f"test {table.metric.upper()} %", *map(_condition, conditions)], rows)
+
+
+def _conditions(table: Table) -> list[str]:
+    """Those that are to be run, in the table's order."""
+    return [c for c in table.conditions if any(c in block["conditions"] for block in table.runs)]
 
 
 def _cell(results: Results, condition: str, method: str) -> str:
+    """An error and its ratio; bold where the aim is reached, in italics where it is missed."""
     errors, base = results.errors(condition, method), results.supervised
     if not errors:
         return ""
     text = _percent(errors)
-    if base is None or not base or (condition == FULL and method == results.table.supervised):
+    if not base or (condition == FULL and method == results.table.supervised):
         return text
     mean = statistics.fmean(errors)
+    ratio = mean / base
+    text += f", {ratio:.0f} x" if ratio >= 10 else f", {ratio:.2f} x"
     aims = results.table.targets.get(method, {})
     aim = aims.get(condition, aims.get("*")) if condition != FULL else None
-    text += f", {mean / base:.2f} x"
     if aim is None:
         return text
     points = results.table.or_points
     reached = mean <= aim * base or (points is not None and mean <= base + points)
-    either = "" if points is None else f" or + {points:g}"
-    return f"{text} (aim {aim:g} x{either}: {'reached' if reached else 'missed'})"
+    return f"**{text}**" if reached else f"*{text}*"
+
+
+def _aims(results: Results) -> str:
+    """What was to be reached, by the columns that have an aim."""
+    table, columns = results.table, dict[str, list[str]]()
+    for method, title in table.shown().items():
+        said = [
+            f"{aim:g} x{'' if place == '*' else f' at {place}'}" for place, aim in table.targets.get(method, {}).items()
+        ]
+        if said:
+            points = "" if table.or_points is None else f", or {table.or_points:g} point more than the supervised model"
+            columns.setdefault(", ".join(said) + points, []).append(title)
+    if not columns:
+        return ""
+    aims = "; ".join(f"{aim} ({' / '.join(titles)})" for aim, titles in columns.items())
+    return f"Aims: {aims}. Bold: reached; italics: missed."
 
 
 def _base(results: Results) -> str:
@@ -161,67 +191,69 @@ def _base(results: Results) -> str:
         notes.append(f"{said}.")
     sizes = {line["train"]["parameters"] for line in results.lines if "train" in line}
     if sizes:
-        sized = " and ".join(f"{size:,}" for size in sorted(sizes))
-        models = f"Every model has {sized} parameters" if len(sizes) == 1 else f"Models have {sized} parameters"
+        least, most = min(sizes), max(sizes)
+        models = (
+            f"Every model has {most:,} parameters" if least == most else f"Models have {least:,} to {most:,} parameters"
+        )
         notes.append(f"{models} and {table.steps:,} steps of training.")
     return " ".join(note[:1].upper() + note[1:] for note in notes)
 
 
 def _schedules(results: Results) -> str:
-    """Dev errors of the grid, which choose, and of rules that were tried; the best of the grid against the self-tuned penalty, by
-    three seeds on test."""
-    table, grid = results.table, list(results.table.grid())
-    rules = _rules(table)
-    conditions = [
-        c for c in table.conditions if any(c in b["conditions"] and set(grid) & set(b["methods"]) for b in table.runs)
-    ]
-    tried = [
-        method
-        for method in rules
-        if table.methods[method].get("tried") and any(results.errors(c, method, "dev") for c in conditions)
-    ]
+    """Dev errors of the hand-set schedules, of which the lowest is chosen, and of the rules that tune p: one seed."""
+    table = results.table
+    conditions = [c for c in _conditions(table) if any(results.errors(c, method, "dev") for method in table.grid())]
     rows = []
-    for condition in conditions:
-        best = results.best(condition)
-        cells = [_percent(results.errors(condition, method, "dev")[:1]) for method in grid]
-        cells = [f"**{cell}**" if cell and method == best else cell for method, cell in zip(grid, cells, strict=True)]
-        own = [_percent(results.errors(condition, method, "dev")[:1]) for method in ("stc", *tried)]
-        verdicts = [_verdict(results, condition, best, method, title) for method, title in rules.items()]
-        rows.append([_condition(condition), *cells, *own, "; ".join(filter(None, verdicts))])
-    head = [
-        f"dev {table.metric.upper()} %, first seed",
-        *(_short(method) for method in grid),
-        "self-tuned",
-        *(rules[method] for method in tried),
-    ]
-    return _markdown([*head, "self-tuned against the best schedule, test, three seeds"], rows)
+    for method, title in {**{m: f"p from {_short(m)}" for m in table.grid()}, **_rules(table)}.items():
+        cells = [_percent(results.errors(condition, method, "dev")[:1]) for condition in conditions]
+        chosen = [bool(cell) and method == results.best(c) for c, cell in zip(conditions, cells, strict=True)]
+        if any(cells):
+            marked = [f"**{cell}**" if best else cell for cell, best in zip(cells, chosen, strict=True)]
+            rows.append([title, *marked])
+    return _markdown([f"dev {table.metric.upper()} %, first seed", *map(_condition, conditions)], rows)
+
+
+def _rules_against_schedules(results: Results) -> str:
+    """The best schedule of the grid and the rules that tune p, test, where both have three seeds or more."""
+    table = results.table
+    best = {c: method for c in _conditions(table) if (method := results.best(c)) and len(results.errors(c, method)) > 2}
+    if not best:
+        return ""
+    schedules = [f"{_percent(results.errors(c, method))} ({_short(method)})" for c, method in best.items()]
+    rows = [["best schedule", *schedules]]
+    for rule, title in _rules(table).items():
+        cells = [_verdict(results.errors(c, rule), results.errors(c, method)) for c, method in best.items()]
+        if any(cells):
+            rows.append([title, *cells])
+    return _markdown([f"test {table.metric.upper()} %, three seeds or more", *map(_condition, best)], rows)
+
+
+def _verdict(own: Sequence[float], other: Sequence[float]) -> str:
+    """As good is what differs by no more than the larger standard deviation."""
+    if len(own) < 3:
+        return ""
+    spread = max(statistics.stdev(own), statistics.stdev(other))
+    ahead = statistics.fmean(other) - statistics.fmean(own)
+    return f"{_percent(own)}, {'better' if ahead > spread else 'as good' if ahead >= -spread else 'worse'}"
 
 
 def _rules(table: Table) -> dict[str, str]:
-    """The methods in which the penalty tunes itself and the loss is that of the schedules, with their titles."""
+    """The methods that differ from the schedules in how p is tuned alone, with their titles."""
+    alike = {"criterion.name=stc", *table.schedules.get("train", ())}
     return {
         method: str(spec.get("title", method)).removeprefix("STC ")
         for method, spec in table.methods.items()
         if "from" not in spec
         and "penalty.name=adaptive" in spec.get("train", ())
-        and all(setting == "criterion.name=stc" for setting in spec["train"] if setting.startswith("criterion."))
+        and all(setting in alike or setting.startswith("penalty.") for setting in spec["train"])
     }
 
 
-def _verdict(results: Results, condition: str, best: str | None, method: str, title: str) -> str:
-    own, other = results.errors(condition, method), results.errors(condition, best)
-    if len(own) < 3 or len(other) < 3:
-        return ""
-    spread = max(statistics.stdev(own), statistics.stdev(other))
-    ahead = statistics.fmean(other) - statistics.fmean(own)
-    word = "better" if ahead > spread else "as good" if ahead >= -spread else "worse"
-    return f"{title} {_percent(own)} against {_percent(other)}: {word}"
-
-
-def _pseudo(results: Results, methods: Sequence[str]) -> str:
+def _pseudo(results: Results) -> str:
     """The pseudo-labels themselves, against the complete training texts, and what a student makes of them."""
-    metric, rows = results.table.metric, []
-    for condition in results.table.conditions:
+    table, metric, rows = results.table, results.table.metric, []
+    methods = [method for method, spec in table.methods.items() if "pseudo" in spec]
+    for condition in table.conditions:
         for method in methods:
             for line in results.cells.get((condition, method), [])[:1]:
                 found = line["pseudo"]
@@ -232,20 +264,21 @@ def _pseudo(results: Results, methods: Sequence[str]) -> str:
                 weights = [options[name] for name in ("--alpha", "--beta") if float(options.get(name, 0))]
                 kind += f" at {' and '.join(weights)}" if weights else ""
                 kind += ", repeats merged" if "--merge-repeats" in words else ""
-                spec = results.table.methods[method]
-                teachers = [str(spec["from"]), *(f"{name} of seed {seed}" for name, seed in spec.get("also", ()))]
+                spec = table.methods[method]
+                teachers = [_title(table, spec["from"])]
+                teachers += [f"{_title(table, name)} of seed {seed}" for name, seed in spec.get("also", ())]
                 before, after = (found["errors"].get(name, {}).get(metric) for name in ("partial", "pseudo"))
                 lost = found["rows"].get("failed", 0)
-                share = _share(line, before) if _drops_labels(results.table) else None
+                share = _share(line, before) if _drops_labels(table) else None
                 rows.append([
-                    _condition(condition), kind, ", ".join(teachers), _number(before), _number(after), _number(share), f"{lost:,}",
+                    _condition(condition), kind, " and ".join(teachers), *map(_number, (before, after, share)), f"{lost:,}",
                     *(_percent(results.errors(condition, method, split)[:1]) for split in ("dev", "test")),
                 ])  # fmt: skip
     name = metric.upper()
     head = [
         "labels dropped",
         "pseudo-labels",
-        "of",
+        "teacher",
         f"{name} % of the partial labels",
         f"{name} % of the pseudo-labels",
         "as many as % of the complete",
@@ -254,21 +287,23 @@ def _pseudo(results: Results, methods: Sequence[str]) -> str:
     return _markdown([*head, f"student, dev {name} %", f"student, test {name} %"], rows) if rows else ""
 
 
+def _title(table: Table, method: str) -> str:
+    return str(table.all_methods()[method].get("title", method))
+
+
 def _searches(results: Results) -> str:
     """What a search without a language model brings: a weight for the length, and how repeats are read, greedily as well."""
     table, metric, rows = results.table, results.table.metric, []
     searched = {m: spec for m, spec in table.methods.items() if "lm" in spec and "text" not in spec["lm"]}
     for condition in table.conditions:
-        for method, spec in searched.items():
+        for method, spec in sorted(searched.items(), key=lambda item: str(item[1]["from"])):
             for line in results.cells.get((condition, method), []):
                 merged = "merged" if "--merge-repeats" in spec["lm"]["search"] else "by the criterion"
                 found = [line["errors"]["test"][how][metric] for how in ("greedy", "beam")]
                 rows.append([
-                    _condition(condition), str(spec["from"]), str(line["seed"]), merged,
+                    _condition(condition), _title(table, spec["from"]), str(line["seed"]), merged,
                     f"{line['weights']['beta']:g}", *map(_number, found),
                 ])  # fmt: skip
-    rows.sort(key=lambda row: row[1:3])
-    rows.sort(key=lambda row: [_condition(condition) for condition in table.conditions].index(row[0]))
     name = metric.upper()
     head = ["labels dropped", "method", "seed", "repeats", "beta", f"test {name} %, greedy", f"test {name} %, search"]
     return _markdown(head, rows) if rows else ""
@@ -287,17 +322,13 @@ def _drops_labels(table: Table) -> bool:
     return bool(load_recipe(table.recipe).text.unit == table.drop["unit"])
 
 
-def _how(results: Results) -> str:
-    """What every number comes from: command, seed, steps, time, machine."""
-    rows, commands = [], []
+def _runs(results: Results) -> str:
+    """What every number is of: seed, steps, weights, time, machine, commit."""
+    rows = []
     for line in results.lines:
-        name = f"{line['condition']}/{line['method']}/{line['seed']}"
-        train = line.get("train", {})
-        for made in line["made"]:
-            commands += [f"# {name}: {made['stage']}, {_spent(made)} on {_machine(made)}", *made["commands"]]
-        if not train:
+        if "train" not in line:
             continue
-        how = reading(results.table.all_methods()[line["method"]])
+        train, how = line["train"], reading(results.table.all_methods()[line["method"]])
         last = [made for made in line["made"] if made["stage"] == "train"][-1]
         weights = line.get("weights") if how != "greedy" else None
         read = how if weights is None else f"{how}, {weights['alpha']:g}, {weights['beta']:g}"
@@ -307,19 +338,22 @@ def _how(results: Results) -> str:
             f"{train['steps']:,}", f"{train['best_step']:,}", _number(train["p"]), f"{train['seconds']:,.0f}",
             _machine(last), line["commit"], line["ended"].split()[0],
         ])  # fmt: skip
-    if not rows and not commands:
-        return ""
     head = [
         "labels dropped", "method", "seed", "read", "dev WER", "test WER", "dev CER", "test CER", "steps", "best at",
         "p at the end", "training, s", "machine", "commit", "day",
     ]  # fmt: skip
-    table = _markdown(head, rows)
-    listing = "\n".join(commands)
-    many = f"{len(results.lines)} cells" if len(results.lines) != 1 else "1 cell"
-    return (
-        f"<details><summary>How each number was made ({many})</summary>\n\n{table}\n\n"
-        f"The commands, in a work folder whose `data` holds the corpora:\n\n```\n{listing}\n```\n\n</details>"
-    )
+    return _markdown(head, rows)
+
+
+def _commands(results: Results) -> str:
+    """What every number was made by; a step that cells share stands once."""
+    steps = dict[str, str]()
+    for line in results.lines:
+        name = f"{line['condition']}/{line['method']}/{line['seed']}"
+        for made in line["made"]:
+            commands = "\n".join(made["commands"])
+            steps.setdefault(commands, f"# {name}: {made['stage']}, {_spent(made)} on {_machine(made)}")
+    return "\n".join(["```", *(f"{title}\n{commands}" for commands, title in steps.items()), "```"])
 
 
 def _spent(made: Record) -> str:
@@ -404,7 +438,6 @@ def _plots_of(results: Results) -> dict[str, tuple[str, Any]]:
             if (known := [line["train"]["p"] for line in lines if line["train"]["p"] is not None])
         )
         for method, title in _rules(table).items()
-        if not table.methods[method].get("tried")
     }
     learned = {title: points for title, points in learned.items() if len(points) > 1}
     if learned:
@@ -431,19 +464,12 @@ def _plots_of(results: Results) -> dict[str, tuple[str, Any]]:
 
 def _curves(results: Results) -> dict[str, list[tuple[float, float]]]:
     table, curves = results.table, dict[str, list[tuple[float, float]]]()
-    columns: dict[str, Any] = {
-        str(spec.get("title", method)): lambda condition, method=method: method
-        for method, spec in table.methods.items()
-        if not (spec.get("labels") or spec.get("tried"))
-    }
-    if table.schedules:
-        columns["STC, best schedule"] = results.best
-    for title, method_at in columns.items():
+    for method, title in table.shown().items():
         points = [
             (rate, statistics.fmean(errors))
             for condition in table.conditions
             if (rate := results.rate(condition)) is not None
-            and (errors := results.errors(condition, method_at(condition)))
+            and (errors := results.errors(condition, results.best(condition) if method == BEST else method))
         ]
         if points:
             curves[title] = points

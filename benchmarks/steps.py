@@ -107,8 +107,7 @@ class Table:
     """by name, `train` (overrides of the recipe), or `from`, a method whose run goes on: to `pseudo` (options) and a student,
     with its `train`, where `also` are pairs of a method and a seed whose runs label together with it; to a beam search with
     `lm`, which may be one without a language model. Pseudo-labels from a method with `lm` are read with what it has of language
-    model and weights. `labels: true` only drops labels. `title` is for the page, which has rules that were only `tried: true`
-    beside the schedules, and leaves out what else was."""
+    model and weights. `labels: true` only drops labels. `title` is for the pages."""
     runs: Sequence[Mapping[str, Any]]
     """blocks of conditions, methods and seeds, in the order in which they are wanted"""
     overrides: Sequence[str] = ()
@@ -124,6 +123,8 @@ class Table:
     """by method and condition (`*`: any), the multiple of the supervised error to reach"""
     or_points: float | None = None
     """... or so many points above the supervised error"""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """of the table that is shown first: methods, or `best`, and their titles there; all methods where there are none"""
     summary: Mapping[str, Any] = field(default_factory=dict)
     """for the table of all corpora: `title`, and which method stands in a column"""
     revision: int = 1
@@ -158,6 +159,9 @@ class Table:
                 missing = [name for name in block[kind] if name not in names]
                 if missing:
                     raise Mistake(f"{path}: runs: {missing[0]!r} is none of the {kind} {', '.join(names)}")
+        for method in table.columns:
+            if method not in (*table.all_methods(), BEST):
+                raise Mistake(f"{path}: columns: {method!r} is none of the methods {', '.join(table.all_methods())}")
         if not isinstance(table.summary, Mapping) or not all(isinstance(text, str) for text in table.summary.values()):
             raise Mistake(f"{path}: summary: expected names of methods by column, got {table.summary!r}")
         for column, method in table.summary.items():
@@ -182,6 +186,13 @@ class Table:
 
     def all_methods(self) -> dict[str, Mapping[str, Any]]:
         return {**self.methods, **self.grid()}
+
+    def shown(self) -> Mapping[str, str]:
+        """The methods of the table that is shown first, with their titles there."""
+        named = {
+            method: str(spec.get("title", method)) for method, spec in self.methods.items() if not spec.get("labels")
+        }
+        return self.columns or named
 
     def cell(self, condition: str, method: str, seed: int, extra: Sequence[str] = ()) -> Cell:
         """`extra` are further overrides of every training."""
@@ -222,7 +233,7 @@ class _Chain:
 
     def steps(self, method: str) -> list[Step]:
         table, spec = self.table, self.table.all_methods()[method]
-        wrong = set(spec) - {"title", "train", "from", "also", "pseudo", "lm", "labels", "tried"}
+        wrong = set(spec) - {"title", "train", "from", "also", "pseudo", "lm", "labels"}
         if wrong:
             raise Mistake(f"table {table.name}, method {method}: {wrong.pop()!r} is not a key of a method")
         if "also" in spec and "pseudo" not in spec:

@@ -2,7 +2,7 @@
 
 A drawing is made by the command that stands beside it: every line of a page that reads ``starseq draw ... -o FILE``. A
 table stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` and comes from `starseq.jobs.bench.tables`, or, for
-``results``, from the runs whose own files lie in docs/results/; for ``table1`` and so on, with their plots, and for
+``results``, from the runs whose own files lie in docs/results/; for ``table1``, ``table1-runs`` and so on, and for
 ``summary`` from the cells in docs/results/cells.jsonl.
 """
 
@@ -36,7 +36,7 @@ IMAGES = ROOT / "docs" / experiments.IMAGES
 
 def pages() -> list[Path]:
     """README.md and everything under docs/."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(RUNS.glob("*.md"))]
 
 
 def drawings(page: str) -> Iterator[tuple[list[str], str]]:

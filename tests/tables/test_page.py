@@ -1,4 +1,4 @@
-"""The tables and plots of docs/RESULTS.md, from lines that are written by hand."""
+"""The tables and plots of docs/RESULTS.md and docs/results/, from lines that are written by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from benchmarks import page
-from benchmarks.steps import Table
+from benchmarks.steps import Mistake, Table
 
 TABLE = """
 title: by hand
@@ -31,6 +31,7 @@ runs:
   - {conditions: ["0", "0.3", "0.7"], methods: [ctc, stc], seeds: [0]}
   - {conditions: ["0.3", "0.7"], methods: [stc-0.03-0.1, stc-0.3-0.7, stc+beam, stc+pseudo, labels], seeds: [0]}
   - {conditions: ["0.3", "0.7"], methods: [stc, best], seeds: [1, 2]}
+columns: {ctc: CTC, best: "STC, best schedule", stc: STC self-tuned, stc+beam: + beam, stc+pseudo: + pseudo}
 base_at_most: 20
 targets: {stc: {"0.3": 1.15, "0.7": 2.5}}
 """
@@ -109,7 +110,8 @@ def test_without_any_result_the_frame_stands(lines: Lines) -> None:
     assert rows[2] == ["none", "", "", "", "", ""]
     assert rows[4] == ["0.7", "", "", "", "", ""]
     assert "supervised" not in lines.page()["table1"]
-    assert "details" not in lines.page()["table1"]
+    assert lines.rows("table1-all")[2:] == lines.rows("table1-runs")[2:] == []
+    assert lines.page()["table1-rules"] == ""
     assert lines.rows("time")[2:] == []
     assert page.plots(page.load(lines.results, lines.tables)) == {}
 
@@ -122,17 +124,37 @@ def test_ratios_and_targets_good_and_bad(lines: Lines) -> None:
     lines.add("0.3", "stc+beam", 21.0)
     rows = lines.rows()
     assert first(rows, "none")[1] == "20.0"
-    assert first(rows, "0.3")[1:] == ["44.0, 2.20 x", "", "23.0, 1.15 x (aim 1.15 x: reached)", "21.0, 1.05 x", ""]
-    assert first(rows, "0.7")[3] == "60.0, 3.00 x (aim 2.5 x: missed)"
+    assert first(rows, "0.3")[1:] == ["44.0, 2.20 x", "", "**23.0, 1.15 x**", "21.0, 1.05 x", ""]
+    assert first(rows, "0.7")[3] == "*60.0, 3.00 x*"
     text = lines.page()["table1"]
     assert "CTC on all labels: test CER 20.00 % (at most 20 % was asked of it: met)." in text
     assert "Every model has 1,234 parameters and 1,000 steps of training." in text
+    assert "Aims: 1.15 x at 0.3, 2.5 x at 0.7 (STC self-tuned). Bold: reached; italics: missed." in text
+
+
+def test_large_ratios_have_no_decimals(lines: Lines) -> None:
+    lines.add("0", "ctc", 0.5)
+    lines.add("0.3", "ctc", 4.99)
+    lines.add("0.7", "ctc", 5.0)
+    assert [first(lines.rows(), condition)[1] for condition in ("0.3", "0.7")] == ["4.99, 9.98 x", "5.00, 10 x"]
+
+
+def test_all_methods_stand_together(lines: Lines) -> None:
+    lines.add("0.3", "stc-0.03-0.1", 30.0)
+    lines.add("0.7", "stc", 60.0)
+    lines.add("0.7", "stc", 62.0, seed=1)
+    assert lines.rows("table1-all") == [
+        ["method", "test CER %", "none", "0.3", "0.7"],
+        ["---"] * 5,
+        ["`stc`", "STC self-tuned", "", "", "61.0 ± 1.41"],
+        ["`stc-0.03-0.1`", "STC p 0.03 to 0.1", "", "30.0", ""],
+    ]
 
 
 def test_a_little_too_much_is_missed(lines: Lines) -> None:
     lines.add("0", "ctc", 20.0)
     lines.add("0.3", "stc", 23.1)
-    assert first(lines.rows(), "0.3")[3] == "23.1, 1.16 x (aim 1.15 x: missed)"
+    assert first(lines.rows(), "0.3")[3] == "*23.1, 1.16 x*"
 
 
 def test_a_weak_base_is_called_weak_and_points_count_too(lines: Lines) -> None:
@@ -141,7 +163,8 @@ def test_a_weak_base_is_called_weak_and_points_count_too(lines: Lines) -> None:
     lines.add("0.3", "stc", 21.9)
     lines.write_table((TABLE + "or_points: 1\n").replace('"0.3": 1.15', '"0.3": 1.01'))
     assert "weaker than that, so read the ratios with care" in lines.page()["table1"]
-    assert first(lines.rows(), "0.3")[3] == "21.9, 1.04 x (aim 1.01 x or + 1: reached)"
+    assert first(lines.rows(), "0.3")[3] == "**21.9, 1.04 x**"
+    assert "Aims: 1.01 x at 0.3, 2.5 x at 0.7, or 1 point more than the supervised model (STC" in lines.page()["table1"]
 
 
 def test_dev_chooses_the_schedule_and_three_seeds_judge(lines: Lines) -> None:
@@ -153,23 +176,45 @@ def test_dev_chooses_the_schedule_and_three_seeds_judge(lines: Lines) -> None:
         lines.add("0.3", "stc", own, dev=24.0, seed=seed)
         if other is not None:
             lines.add("0.3", "stc-0.03-0.1", other, seed=seed)
-    rows = lines.rows()
-    assert first(rows, "0.3")[2] == "30.2 ± 0.20, 1.51 x (.03 to .1)"
-    schedules = [row for row in rows if row[0] == "0.3"][1]
-    assert schedules == ["0.3", "**25.0**", "26.0", "24.0", "self-tuned 30.6 ± 0.36 against 30.2 ± 0.20: worse"]
+    assert first(lines.rows(), "0.3")[2] == "30.2 ± 0.20, 1.51 x (.03 to .1)"
+    assert lines.rows("table1-schedules") == [
+        ["dev CER %, first seed", "0.3"],
+        ["---", "---"],
+        ["p from .03 to .1", "**25.0**"],
+        ["p from .3 to .7", "26.0"],
+        ["self-tuned", "24.0"],
+    ]
+    assert lines.rows("table1-rules") == [
+        ["test CER %, three seeds or more", "0.3"],
+        ["---", "---"],
+        ["best schedule", "30.2 ± 0.20 (.03 to .1)"],
+        ["self-tuned", "30.6 ± 0.36, worse"],
+    ]
 
 
-def test_a_rule_that_was_tried_stands_beside_the_schedules_alone(lines: Lines) -> None:
-    tried = (
-        "  stc2: {title: power 2, tried: true, train: [criterion.name=stc, penalty.name=adaptive, penalty.power=2]}\n"
-    )
-    lines.write_table(TABLE.replace("  stc+beam:", f"{tried}  stc+beam:").replace("[ctc, stc]", "[ctc, stc, stc2]"))
+def test_what_is_shown_first_is_chosen(lines: Lines) -> None:
+    power = "  stc2: {title: power 2, train: [criterion.name=stc, penalty.name=adaptive, penalty.power=2]}\n"
+    masks = "  stcm: {title: masks, train: [criterion.name=stc, penalty.name=adaptive, data.augment.masks=5]}\n"
+    lines.write_table(TABLE.replace("  stc+beam:", f"{power}{masks}  stc+beam:"))
     lines.add("0", "stc2", 70.0, train={"p": 0.9})
     lines.add("0.3", "stc2", 80.0, dev=77.0, train={"p": 0.9})
-    rows = lines.rows()
-    assert "power 2" not in first(rows, "labels dropped; test CER %")
-    assert [row for row in rows if row[0] == "0.3"][1] == ["0.3", "", "", "", "77.0", ""]
-    assert not page.plots(page.load(lines.results, lines.tables))
+    lines.add("0.3", "stcm", 50.0, dev=47.0)
+    lines.add("0.3", "stc-0.3-0.7", 50.0, dev=48.0)
+    assert "power 2" not in lines.page()["table1"]
+    assert [row[1] for row in lines.rows("table1-all")[2:]] == ["power 2", "masks", "STC p 0.3 to 0.7"]
+    # Beside the schedules stands what differs from them in p alone.
+    assert [row[0] for row in lines.rows("table1-schedules")[2:]] == ["p from .3 to .7", "power 2"]
+    drawn = page.plots(page.load(lines.results, lines.tables))
+    assert list(drawn) == ["table1-p.svg"]
+    assert "power 2" in drawn["table1-p.svg"]
+
+
+def test_without_columns_all_methods_are_shown(lines: Lines) -> None:
+    columns = next(line for line in TABLE.splitlines() if line.startswith("columns:"))
+    lines.write_table(TABLE.replace(columns, ""))
+    assert lines.rows()[0][1:] == ["CTC", "STC self-tuned", "+ beam", "+ pseudo"]
+    with pytest.raises(Mistake, match="columns: 'cctc' is none of the methods ctc, stc, "):
+        lines.write_table(TABLE.replace("columns: {ctc", "columns: {cctc"))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +225,7 @@ def test_as_good_is_within_one_standard_deviation(lines: Lines, own: Sequence[fl
     for seed in range(3):
         lines.add("0.3", "stc-0.03-0.1", 30.0 + 0.2 * seed, seed=seed)
         lines.add("0.3", "stc", own[seed], seed=seed)
-    assert f": {word} |" in lines.page()["table1"]
+    assert lines.rows("table1-rules")[3][1].endswith(f", {word}")
 
 
 @pytest.mark.parametrize("other", ["criterion.name=lasting_stc", "criterion.name=stc, criterion.matching=all"])
@@ -190,7 +235,7 @@ def test_a_rule_for_p_is_compared_under_the_loss_of_the_schedules(lines: Lines, 
     for seed in range(3):
         lines.add("0.3", "stc-0.03-0.1", 30.0 + 0.2 * seed, seed=seed)
         lines.add("0.3", "stc", 29.0, seed=seed)
-    assert ": better" not in lines.page()["table1"]
+    assert [row[0] for row in lines.rows("table1-rules")[2:]] == ["best schedule"]
 
 
 def test_pseudo_labels_and_what_they_are_worth(lines: Lines) -> None:
@@ -202,14 +247,21 @@ def test_pseudo_labels_and_what_they_are_worth(lines: Lines) -> None:
     kept = {"labels": 500, "kept": 139}  # of 500 with the rows that lost everything; 200 in the others
     lines.add("0.3", "stc+pseudo", 21.0, pseudo=found, labels=kept)
     lines.add("0.7", "stc+pseudo", 22.0, pseudo=found)
-    assert ["0.3", "keep-known", "stc", "30.5", "4.25", "45.0", "2", "21.0", "21.0"] in lines.rows()
-    assert ["0.7", "keep-known", "stc", "30.5", "4.25", "", "2", "22.0", "22.0"] in lines.rows()
+    assert ["0.3", "keep-known", "STC self-tuned", "30.5", "4.25", "45.0", "2", "21.0", "21.0"] in lines.rows(
+        "table1-pseudo"
+    )
+    assert ["0.7", "keep-known", "STC self-tuned", "30.5", "4.25", "", "2", "22.0", "22.0"] in lines.rows(
+        "table1-pseudo"
+    )
     lines.write_table(TABLE.replace("unit: char", "unit: word"))  # while labels are characters
     lines.add("0.3", "stc+pseudo", 23.0, pseudo=found, labels=kept)
-    assert ["0.3", "keep-known", "stc", "30.5", "4.25", "", "2", "23.0", "23.0"] in lines.rows()
+    assert ["0.3", "keep-known", "STC self-tuned", "30.5", "4.25", "", "2", "23.0", "23.0"] in lines.rows(
+        "table1-pseudo"
+    )
     lines.write_table(TABLE.replace("from: stc, pseudo:", "from: stc, also: [[stc, 1]], pseudo:"))
     lines.add("0.3", "stc+pseudo", 24.0, pseudo=found, labels=kept)
-    assert ["0.3", "keep-known", "stc, stc of seed 1", "30.5", "4.25", "45.0", "2", "24.0", "24.0"] in lines.rows()
+    both = "STC self-tuned and STC self-tuned of seed 1"
+    assert ["0.3", "keep-known", both, "30.5", "4.25", "45.0", "2", "24.0", "24.0"] in lines.rows("table1-pseudo")
 
 
 def test_all_corpora_at_one_look(lines: Lines) -> None:
@@ -249,26 +301,25 @@ def test_searches_without_a_language_model_stand_together(lines: Lines) -> None:
     )
     for method, error, beta in (("stc+kept", 20.0, -0.5), ("stc+merged", 19.0, 2.0)):
         lines.add("0.3", method, error, weights={"alpha": 0.0, "beta": beta})
-    rows = lines.rows()
-    head = rows.index(
-        ["labels dropped", "method", "seed", "repeats", "beta", "test CER %, greedy", "test CER %, search"]
-    )
-    assert rows[head + 2 : head + 4] == [
-        ["0.3", "stc", "0", "merged", "2", "19.0", "19.0"],
-        ["0.3", "stc", "0", "by the criterion", "-0.5", "20.0", "20.0"],
+    assert lines.rows("table1-searches") == [
+        ["labels dropped", "method", "seed", "repeats", "beta", "test CER %, greedy", "test CER %, search"],
+        ["---"] * 7,
+        ["0.3", "STC self-tuned", "0", "merged", "2", "19.0", "19.0"],
+        ["0.3", "STC self-tuned", "0", "by the criterion", "-0.5", "20.0", "20.0"],
     ]
 
 
 def test_each_number_says_how_it_was_made(lines: Lines) -> None:
     lines.add("0.3", "stc", 23.0, train={"p": 0.2712})
-    text = lines.page()["table1"]
-    assert "<summary>How each number was made (1 cell)</summary>" in text
+    lines.add("0.3", "stc+beam", 21.0, weights={"alpha": 0.5, "beta": 1.25})
     row = "| 0.3 | stc | 0 | greedy | 46.0 | 46.0 | 23.0 | 23.0 | 1,000 | 900 | 0.27 | 55 | one H200, 4 side by side | abc1234 |"
-    assert row in text
-    assert (
-        "# 0.3/stc/0: train, 60 s on one H200, 4 side by side\nstarseq train digits data.root=data/corpus data.drop.p=0.3"
-        in text
-    )
+    assert row in lines.page()["table1-runs"]
+    assert "| 0.3 | stc+beam | 0 | beam, 0.5, 1.25 | 42.0 |" in lines.page()["table1-runs"]
+    commands = lines.page()["table1-commands"]
+    first_step = "# 0.3/stc/0: train, 60 s on one H200, 4 side by side\nstarseq train digits data.root=data/corpus data.drop.p=0.3"
+    assert commands.startswith(f"```\n{first_step}")
+    assert commands.count("starseq train digits") == 1  # what is shared stands once
+    assert "# 0.3/stc+beam/0: beam, 60 s" in commands
 
 
 def test_time_is_compared_on_one_machine(lines: Lines) -> None:
@@ -291,9 +342,8 @@ def test_plots_where_there_are_numbers(lines: Lines) -> None:
     lines.add("0.3", "labels", 0.0, labels={"histogram": [0] * 10 + [5] * 10})
     drawn = page.plots(page.load(lines.results, lines.tables))
     assert sorted(drawn) == ["table1-error.svg", "table1-labels.svg", "table1-p.svg"]
-    for name, svg in drawn.items():
+    for svg in drawn.values():
         ElementTree.fromstring(svg)
-        assert f"(images/{name})" in lines.page()["table1"]
     assert "STC self-tuned" in drawn["table1-error.svg"]
     assert "p = pDrop" in drawn["table1-p.svg"]
     assert drawn == page.plots(page.load(lines.results, lines.tables))
