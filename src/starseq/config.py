@@ -234,11 +234,15 @@ class Recipe:
 
     def inputs(self) -> int:
         """F, the features of a frame: bands of audio, or pixels of a column."""
-        reader = self.reader()
-        source = reader.source if isinstance(reader, FeatureReader) else reader
+        source = self._source()
         if isinstance(source, AudioReader):
             return source.log_mel.bands
         return source.height if isinstance(source, LineReader) else 0
+
+    def _source(self) -> Reader:
+        """The reader of the files themselves."""
+        reader = self.reader()
+        return reader.source if isinstance(reader, FeatureReader) else reader
 
     def tokeniser(self, vocabulary: Vocabulary) -> Tokeniser:
         return Tokeniser(vocabulary, self.text.unit, self.text.unknown, self.text.normaliser, self.text.missing)
@@ -272,16 +276,13 @@ class Recipe:
             return None
         augment: Callable[..., Tensor] = _build("data.augment", "augment", self.data.augment)
         if isinstance(augment, SpecAugment) and augment.tract:
-            reader = self.reader()
-            features = getattr(getattr(reader, "source", reader), "log_mel", None)
-            if features is None:
+            source = self._source()
+            if not isinstance(source, AudioReader):
                 raise DataError(
                     f"data.augment.tract: it is for bands of sound, and data.reader.name is {self.data.reader.name!r}"
                 )
-            if augment.top != features.top:
-                raise DataError(
-                    f"data.augment.top: the bands of data.reader end at {features.top:g} Hz, not at {augment.top:g}"
-                )
+            if augment.top != (top := source.log_mel.top):
+                raise DataError(f"data.augment.top: the bands of data.reader end at {top:g} Hz, not at {augment.top:g}")
         return augment
 
     def dropper(self) -> Dropper | None:
@@ -602,10 +603,6 @@ def _check(recipe: Recipe) -> None:
         raise DataError("trainer.max_steps or trainer.max_epochs must be given: when is the run done?")
     if data.budget is None and data.max_items is None:
         raise DataError("data.budget or data.max_items must be given: how large is a batch?")
-    if recipe.sharpness.final != 1 and not criteria.has_star(recipe.criterion.name):
-        raise DataError(
-            f"sharpness.final: it is for criteria with a star, and criterion.name is {recipe.criterion.name!r}"
-        )
     if recipe.text.unknown == "letters" and recipe.text.unit == "char":
         raise DataError("text.unknown: 'letters' spells words, and text.unit is 'char'")
     if recipe.text.missing == "char" and recipe.text.unit == "word":

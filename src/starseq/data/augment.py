@@ -26,12 +26,12 @@ class SpecAugment:
     frames, uniformly, at a uniform place. Masked values become 0, the mean of normalised features. Before optimiser
     step `start_step` nothing happens.
 
-    For few speakers, before the masks: each utterance is heard as from a throat of another length, every band taking what
-    was at its frequency times a factor, drawn uniformly from 1 - `tract` to 1 + `tract` (Jaitly and Hinton 2013; the bands
-    are mel bands of 20 to `top` Hz, and the outermost stand for what lies beyond). And it is spoken now faster, now slower:
-    frames move by a smooth random field of `time_warp` frames (the standard deviation), a cubic B-spline of control points
-    `warp_step` frames apart. The length stays, so a few frames may be lost at the ends; and keep `time_warp` far below
-    `warp_step`, or time runs backwards here and there. Both are off by default.
+    For few speakers, before the masks, two perturbations that are off by default. Vocal tract length (Jaitly and Hinton
+    2013): every band takes what was at its frequency times a factor, drawn uniformly from 1 - `tract` to 1 + `tract` for each
+    utterance; the bands are mel bands of 20 to `top` Hz, and the outermost stand for what lies beyond. Tempo: frames move by
+    a smooth random field of `time_warp` frames (the standard deviation), a cubic B-spline of control points `warp_step`
+    frames apart. The length stays, so up to about 3 * `time_warp` frames may be lost at either end, which should be few of
+    the utterance's; and keep `time_warp` far below `warp_step`, or time runs backwards here and there.
 
     >>> augment, x = SpecAugment(start_step=100), torch.ones(1, 50, 80)
     >>> y = augment(x, [50], ["utt-1"], seed=0, epoch=2, step=100)
@@ -90,8 +90,9 @@ class SpecAugment:
         """x (B, T, F), each item as another might have said it; frames past the lengths are those of x."""
         _, T, F = x.shape
         factors = torch.stack([torch.rand((), generator=draw, dtype=torch.float64) for draw in draws]) * 2 - 1
-        across = _heard_at(1 + self.tract * factors, F, self.top)
-        time = torch.arange(T, dtype=torch.float64).expand(len(x), T)
+        last = torch.tensor(frames)[:, None] - 1
+        warped = x.to(torch.promote_types(x.dtype, torch.float32))
+        # One axis after the other, between neighbours that are looked up: whole numbers do not round in a long batch.
         if self.time_warp:
             weights = spline_weights(T, self.warp_step)
             control = torch.zeros(len(x), weights.shape[1], dtype=torch.float64)
@@ -99,11 +100,10 @@ class SpecAugment:
                 # As many as the utterance's own frames see, so that a longer batch changes nothing.
                 size = _controls(length, self.warp_step)
                 control[b, :size] = torch.randn(size, generator=draw, dtype=torch.float64)
-            time = time + self.time_warp * control @ weights.T
-        last = torch.tensor(frames)[:, None] - 1
-        along = time.clamp_min(0).minimum(last.clamp_min(0))
-        # One axis after the other, between neighbours that are looked up: whole numbers do not round in a long batch.
-        warped = _between(_between(x, along[:, :, None], dim=1), across[:, None], dim=2)
+            time = torch.arange(T, dtype=torch.float64) + self.time_warp * control @ weights.T
+            warped = _between(warped, time.clamp_min(0).minimum(last.clamp_min(0)))
+        if self.tract:
+            warped = _between(warped.mT, _heard_at(1 + self.tract * factors, F, self.top)).mT
         outside = torch.arange(T)[None] > last
         return torch.where(outside.to(x.device)[:, :, None], x, warped.to(x.dtype))
 
@@ -224,13 +224,13 @@ def _heard_at(factors: Tensor, bands: int, top: float) -> Tensor:
     return source.clamp(0, bands - 1)
 
 
-def _between(x: Tensor, place: Tensor, dim: int) -> Tensor:
-    """x at fractional places along `dim`, in straight lines between its values; float32 at least."""
-    x, before = x.to(torch.promote_types(x.dtype, torch.float32)), place.floor()
+def _between(x: Tensor, place: Tensor) -> Tensor:
+    """The rows of x (B, N, F) at fractional places (B, M), in straight lines between its own."""
+    item, before = torch.arange(len(x), device=x.device)[:, None], place.floor()
     at = before.long().to(x.device)
-    after = place.ceil().long().to(x.device)  # a whole number stands alone, so the last frame needs no other
-    share = (place - before).to(x.device, x.dtype)
-    return torch.take_along_dim(x, at, dim).lerp(torch.take_along_dim(x, after, dim), share)
+    after = place.ceil().long().to(x.device)  # a whole number stands alone, so the last row needs no other
+    share = (place - before).to(x.device, x.dtype)[:, :, None]
+    return x[item, at].lerp(x[item, after], share)
 
 
 def homography(source: Tensor, target: Tensor) -> Tensor:
