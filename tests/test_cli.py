@@ -79,6 +79,34 @@ def test_errors_are_one_sentence(
     assert not (tmp_path / "out.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["transcribe", "run", "full.jsonl", "bad.jsonl", "-o", "./bad.jsonl"],
+        ["lm", "train", "bad.jsonl", "--out", "bad.jsonl"],
+        ["lm", "train", "full.jsonl", "--limit-vocabulary", "bad.jsonl", "--out", "bad.jsonl"],
+        ["lm", "mix", "full.jsonl", "bad.jsonl", "--weights", "1,1", "--out", "bad.jsonl"],
+        ["manifest", "filter", "bad.jsonl", "out.jsonl", "--where", "split=dev", "--skip-bad"],
+        ["manifest", "merge", "full.jsonl", "bad.jsonl", "--out", "out.jsonl", "--skip-bad"],
+        ["manifest", "split", "bad.jsonl", ".", "--parts", "dev=1,train=1", "--skip-bad"],
+        ["manifest", "split", "full.jsonl", ".", "--parts", "dev=1,full=1"],
+        ["drop", "bad.jsonl", "out.jsonl", "--p-drop", "0.5", "--skip-bad"],
+        ["drop", "bad.jsonl", "out.jsonl", "--p-drop", "0.5", "--plot", "bad.jsonl"],
+        ["drop", "full.jsonl", "out.jsonl", "--p-drop", "0.5", "--plot", "out.foo"],
+    ],
+)
+def test_what_is_read_is_not_replaced(
+    command: Command, full: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(full.parent)
+    (full.parent / "bad.jsonl").write_bytes(full.read_bytes())
+    before = {path.name: path.read_bytes() for path in full.parent.iterdir()}
+    done = command(*arguments)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert any(words in done.err for words in ("that is read", "it is the one that is read", "pictures end in"))
+    assert {path.name: path.read_bytes() for path in full.parent.iterdir()} == before
+
+
 def test_validate_fails_with_1_and_names_the_lines(command: Command, full: Path) -> None:
     assert command("manifest", "validate", full).code == 0
     full.write_bytes(full.read_bytes() + b'{"id": "x", "path": "p", "text": ""}\n' * 30)

@@ -45,8 +45,8 @@ BAD = [
         f"input_lengths: expected 2 integers, got torch.bool of shape (2,); {ONE_EACH}",
     ),
     ({"target_lengths": (3, 2, 1)}, f"target_lengths: expected 2 integers, got torch.int64 of shape (3,); {ONE_EACH}"),
-    ({"input_lengths": None}, "input_lengths: expected integers, got NoneType"),
-    ({"input_lengths": "55"}, "input_lengths: expected integers, got str"),
+    ({"input_lengths": None}, "input_lengths: expected a tensor or a sequence of integers, got NoneType"),
+    ({"input_lengths": "55"}, "input_lengths: expected a tensor or a sequence of integers, got str"),
     ({"input_lengths": (5, 4.7)}, "input_lengths: expected integers, got 4.7"),
     ({"target_lengths": (True, 2)}, "target_lengths: expected integers, got True"),
     ({"targets": [[1, 2, 3], [3, 1, 2]]}, "targets: expected a tensor of integers, got list"),
@@ -88,15 +88,18 @@ BAD = [
 
 BAD_STAR = [
     ({"matching": "rightmost"}, "matching: 'rightmost' is none of leftmost, all"),
-    ({"penalty": 0.5}, "penalty: 0.5 at (utterance, gap) (0, 0) is not a log-weight <= 0"),
+    ({"penalty": 0.5}, "penalty: 0.5 at (utterance, gap) (0, 0) is not a log-weight <= 0, such as math.log(0.5)"),
     ({"penalty": None}, "penalty: expected a number or a tensor, got NoneType"),
     ({"penalty": [-1.0, -1.0]}, "penalty: expected a number or a tensor, got list"),
     ({"penalty": "-1"}, "penalty: expected a number or a tensor, got str"),
-    ({"penalty": NAN}, "penalty: nan at (utterance, gap) (0, 0) is not a log-weight <= 0"),
-    ({"penalty": torch.tensor([-1.0, 0.25])}, "penalty: 0.25 at (utterance, gap) (1, 0) is not a log-weight <= 0"),
+    ({"penalty": NAN}, "penalty: nan at (utterance, gap) (0, 0) is not a log-weight <= 0, such as math.log(0.5)"),
+    (
+        {"penalty": torch.tensor([-1.0, 0.25])},
+        "penalty: 0.25 at (utterance, gap) (1, 0) is not a log-weight <= 0, such as math.log(0.5)",
+    ),
     (
         {"penalty": torch.tensor([[-1.0] * 4, [-1.0, 0.0, 3.0, 9.0]])},
-        "penalty: 3.0 at (utterance, gap) (1, 2) is not a log-weight <= 0",
+        "penalty: 3.0 at (utterance, gap) (1, 2) is not a log-weight <= 0, such as math.log(0.5)",
     ),
     ({"penalty": torch.zeros(2, 3)}, "penalty: expected (), (2,) or (2, 4), got shape (2, 3)"),
     ({"penalty": torch.zeros(3)}, "penalty: expected (), (2,) or (2, 4), got shape (3,)"),

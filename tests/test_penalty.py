@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -499,6 +500,37 @@ def test_bad_arguments_of_the_adaptive_rule(arguments: dict[str, Any], message: 
     with pytest.raises(ValueError) as error:  # noqa: PT011, the whole message is compared
         AdaptivePenalty(**arguments)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input_lengths": (6, 5)}, "input_lengths: 6 for utterance 0 is outside 0..5, the frames of the logits"),
+        ({"target_lengths": (2, 3)}, "target_lengths: 3 for utterance 1 is outside 0..2, the width of the targets"),
+        ({"target_lengths": (-2, 2)}, "target_lengths: -2 for utterance 0 is outside 0..2, the width of the targets"),
+        (
+            {"targets": torch.tensor([[1, 2], [9, 1]])},
+            "targets: label 9 at (utterance, position) (1, 0) is outside 0..3",
+        ),
+        ({"targets": torch.tensor([[1, 2], [1, 0]])}, "targets: label 0 at (utterance, position) (1, 1) is the blank"),
+        ({"blank": 4}, "blank: 4 is outside 0..3, the vocabulary"),
+    ],
+)
+def test_what_it_looks_at_is_checked_as_in_the_loss(changes: dict[str, Any], message: str) -> None:
+    good = {"targets": torch.tensor([[1, 2], [2, 1]]), "input_lengths": (5, 5), "target_lengths": (2, 2)}
+    penalty = AdaptivePenalty(blank=changes.pop("blank", 0))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        penalty.observe(torch.zeros(2, 5, 4), **{**good, **changes}, batch_first=True)
+    assert not penalty.upcoming.any()
+
+
+@pytest.mark.parametrize("matching", ["leftmost", "all"])
+def test_what_has_seen_nothing_stays(matching: str) -> None:
+    penalty = AdaptivePenalty(matching=matching)
+    before = penalty()
+    for _ in range(20):
+        penalty.advance()
+    assert penalty() == before
 
 
 def _observe_in_a_process(rank: int, port: int, folder: str) -> None:

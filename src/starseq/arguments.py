@@ -39,6 +39,12 @@ def check_logits(logits: Tensor) -> Sequence[int]:
     return shape
 
 
+def check_blank(blank: int, vocabulary: int) -> None:
+    """Raises unless it is one of the vocabulary."""
+    if not isinstance(blank, int) or not 0 <= blank < vocabulary:
+        raise ValueError(f"blank: {blank} is outside 0..{vocabulary - 1}, the vocabulary")
+
+
 def batch_of(logits: Tensor, batch_first: bool) -> Tensor:
     """The logits as (B, T, V), from (T, B, V), (B, T, V) or (T, V)."""
     check_logits(logits)
@@ -65,7 +71,7 @@ def lengths_of(name: str, lengths: Lengths, batch: int, device: torch.device) ->
 def _whole_numbers(name: str, values: object) -> Any:
     """The values, if they are a sequence of integers."""
     if not isinstance(values, (Sequence, np.ndarray)) or isinstance(values, str):
-        raise ValueError(f"{name}: expected integers, got {type(values).__name__}")
+        raise ValueError(f"{name}: expected a tensor or a sequence of integers, got {type(values).__name__}")
     for value in values:
         if not isinstance(value, (int, np.integer, Tensor)) or isinstance(value, bool):
             raise ValueError(f"{name}: expected integers, got {value!r}")
@@ -181,6 +187,7 @@ def check_values(
     targets: (B, U). log_penalty: (B, U+1) or None. shape: that of the logits, (B, T, V).
     """
     _, frames, vocabulary = shape
+    check_blank(blank, vocabulary)
     # In numpy: a third of torch's price for small arrays.
     labels, inputs, lengths = (x.detach().cpu().numpy() for x in (targets, input_lengths, target_lengths))
     width = labels.shape[1]
@@ -206,7 +213,7 @@ def check_values(
         weights = log_penalty.detach().cpu().numpy()
         _refuse(
             (place <= lengths[:, None]) & ~(weights <= 0), weights,
-            "penalty: {value} at (utterance, gap) {place} is not a log-weight <= 0",
+            "penalty: {value} at (utterance, gap) {place} is not a log-weight <= 0, such as math.log(0.5)",
         )  # fmt: skip
 
 

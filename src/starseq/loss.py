@@ -16,6 +16,7 @@ from starseq.arguments import (
     REDUCTIONS,
     Lengths,
     backend_for,
+    check_blank,
     check_logits,
     check_values,
     lengths_of,
@@ -336,8 +337,7 @@ def _loss(
     if not batched:
         logits, batch_first, shape = logits[None], True, (1, *shape)
     batch, vocabulary = shape[0 if batch_first else 1], shape[2]
-    if not isinstance(blank, int) or not 0 <= blank < vocabulary:
-        raise ValueError(f"blank: {blank} is outside 0..{vocabulary - 1}, the vocabulary")
+    check_blank(blank, vocabulary)
     input_lengths = lengths_of("input_lengths", input_lengths, batch, device)
     target_lengths = lengths_of("target_lengths", target_lengths, batch, device)
     targets = padded_targets(targets, target_lengths, batched, max_target_length, device)

@@ -8,7 +8,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from starseq.arguments import MATCHINGS, Lengths, backend_for, batch_of, lengths_of, one_of, padded_targets
+from starseq.arguments import (
+    MATCHINGS,
+    Lengths,
+    backend_for,
+    batch_of,
+    check_blank,
+    check_values,
+    lengths_of,
+    one_of,
+    padded_targets,
+)
 from starseq.op.separate import best_path
 from starseq.op.setting import Setting
 
@@ -201,11 +211,15 @@ class AdaptivePenalty(nn.Module):
         *,
         batch_first: bool = False,
     ) -> None:
-        """What a batch tells: the arguments of the loss, in its forms. Bad shapes are a ValueError, as there."""
+        """What a batch tells: the arguments of the loss, in its forms. What is bad is a ValueError, as there: shapes always,
+        values on the CPU."""
         x = batch_of(logits.detach(), batch_first)
         frames = lengths_of("input_lengths", input_lengths, len(x), x.device)
         labels = lengths_of("target_lengths", target_lengths, len(x), x.device)
         targets = padded_targets(targets, labels, logits.dim() == 3, None, x.device)
+        if x.is_cpu:
+            check_values(targets, frames, labels, None, x.shape, self.blank)
+        check_blank(self.blank, x.shape[2])
         token, begins = find_read(x, frames, threshold=self.threshold, blank=self.blank)
         log_penalty = self().to(x.device).expand(len(x), targets.shape[1] + 1)
         setting = Setting("stc", self.matching, self.blank, True, backend_for("auto", x.device))
@@ -235,7 +249,7 @@ class AdaptivePenalty(nn.Module):
         self.counts.mul_(1 - 1 / self.window).add_(self.upcoming)
         self.upcoming.zero_()
         p = self._of_all() if self.matching == "all" else self._of_leftmost()
-        towards = torch.logit(p) - self.log_odds
+        towards = (torch.logit(p) - self.log_odds) * (self.counts[1:3].sum() > 0)  # nothing observed says nothing
         self.log_odds += towards.clamp(-self.rate, self.rate)
         self.step += 1
 

@@ -227,6 +227,7 @@ def test_no_frames_and_no_labels(criterion: str, backend: str) -> None:
         ({"labels": [4]}, "targets: label 4 at .* is outside 0..3"),
         ({"labels": [0]}, "is the blank, which is no label"),
         ({"labels": [1], "open": [True]}, "open: 1 labels have 2 gaps, not 1"),
+        ({"labels": [1], "blank": 9}, r"blank: 9 is outside 0..3, the vocabulary"),
         ({"labels": [1], "log_penalty": 0.5}, "penalty: 0.5 at .* is not a log-weight <= 0"),
         ({"labels": [1], "log_penalty": torch.zeros(3)}, r"log_penalty: expected a number or \(2,\)"),
         ({"labels": [1], "matching": "first"}, "matching: 'first' is none of leftmost, all"),

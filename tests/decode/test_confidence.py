@@ -35,6 +35,18 @@ def test_every_token_has_its_share(merge: bool, scale: float) -> None:
                 assert share == pytest.approx(everything[y] / total, abs=1e-5)
 
 
+def test_tokens_that_are_none() -> None:
+    log_probs = torch.randn(5, 4, generator=torch.Generator().manual_seed(1)).log_softmax(dim=1)
+    judge = Judge(log_probs, merge_repeats=False, blank=1)
+    for token in (4, -1, 1):
+        with pytest.raises(ValueError, match=rf"tokens: {token} is none of 0\.\.3 but the blank, 1"):
+            judge([2, token])
+    with pytest.raises(ValueError, match="wanted: expected 2 values, got 1"):
+        judge([2, 3], [True])
+    with pytest.raises(ValueError, match=r"blank: 4 is outside 0\.\.3, the vocabulary"):
+        Judge(log_probs, merge_repeats=False, blank=4)
+
+
 def test_what_is_not_wanted_is_sure() -> None:
     log_probs = torch.randn(5, 4, generator=torch.Generator().manual_seed(1)).log_softmax(dim=1)
     judge = Judge(log_probs, merge_repeats=False)

@@ -12,6 +12,7 @@ from tests.run_folder import make_run
 
 from starseq import cli
 from starseq.data.drop import Dropper, FixedDrop
+from starseq.data.errors import DataError
 from starseq.data.manifest import read_bytes, read_manifest
 from starseq.jobs import complete as job
 from starseq.jobs._stream import Counts
@@ -120,11 +121,12 @@ def test_the_command(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     before, lm_file = manifest.read_text(), tmp_path / "lm.arpa"
     estimate([list("0123456789")], lm_file, order=2)
     for arguments, sentence in {
-        ("--alpha", "0.5"): "alpha: 0.5 is the weight of a language model, and none was given",
+        ("--alpha", "0.5"): "alpha: a weight of 0.5 needs a language model, and none was given",
         ("--beam", "0"): "beam: 0 is less than 1",
         ("--lm", str(tmp_path / "none.arpa")): "none.arpa: no such file",
         ("--lm", str(manifest)): "not an ARPA file",
-        ("--lm", str(lm_file)): "a language model needs its weight: give alpha",
+        ("--lm", str(lm_file)): "the weights of beam are not tuned: run `starseq tune` with",
+        ("-o", str(tmp_path)): "not a regular file, so it cannot be replaced",
         ("-o", str(manifest)): "this is the file that is read; choose another name",
         ("--device", "gpu"): "device 'gpu' is none of auto, cpu, cuda, cuda:1, ...",
     }.items():
@@ -139,5 +141,55 @@ def test_the_command(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     code, _, err = call(run, long, "-o", out, "--device", "cpu")
     assert code == 1
     assert "1 rows failed, see" in err
-    (failed,) = (json.loads(line) for line in (tmp_path / "failed.jsonl").read_text().splitlines())
+    (failed,) = (json.loads(line) for line in (tmp_path / "out.failed.jsonl").read_text().splitlines())
     assert "500 labels need more than" in failed["reason"]
+
+
+def test_what_would_be_lost(run: Path, tmp_path: Path) -> None:
+    """A manifest that is named as the list of failures would be."""
+    manifest = run / "data" / "out.failed.jsonl"
+    manifest.write_text((run / "data" / "partial0.json").read_text())
+    before = manifest.read_text()
+    with pytest.raises(DataError, match=r"out\.failed\.jsonl: this is the file that is read"):
+        job.complete(run, manifest, manifest.with_name("out.jsonl"), device="cpu")
+    assert manifest.read_text() == before
+    manifest.unlink()
+
+
+def test_labels_outside_of_the_vocabulary_are_named(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    rows = [json.loads(line) for line in (run / "data" / "partial0.json").read_text().splitlines()][:2]
+    rows[0]["text"] = "z" + rows[0]["text"] + "z"
+    manifest = run / "data" / "strange.json"
+    manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    counts = job.complete(run, manifest, tmp_path / "out.jsonl", device="cpu")
+    assert (counts.done, counts.failed, counts.outside) == (2, 0, 2)
+    found = list(read_manifest(tmp_path / "out.jsonl"))
+    assert [row.get("outside_vocabulary") for row in found] == [["z", "z"], None]
+    monkeypatch.setattr(sys, "argv", ["starseq", "align", *map(str, (run, manifest, "-o", tmp_path / "aligned"))])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "starseq: 2 known labels are outside of the run's vocabulary" in capsys.readouterr().err
+    aligned = [json.loads(line) for line in (tmp_path / "aligned" / "alignment.jsonl").read_text().splitlines()]
+    assert [row.get("outside_vocabulary") for row in aligned] == [["z", "z"], None]
+
+
+def test_weights_are_those_that_were_tuned(run: Path, tmp_path: Path) -> None:
+    manifest, tuned = run / "data" / "partial0.json", run / "tuned.json"
+
+    def texts(**options: Any) -> list[str]:
+        job.complete(run, manifest, tmp_path / "out.jsonl", device="cpu", **options)
+        return [row.text for row in read_manifest(tmp_path / "out.jsonl")]
+
+    plain, longer = texts(), texts(beta=8.0)
+    assert sum(map(len, longer)) > sum(map(len, plain))
+    record = {"alpha": 0.0, "beta": 8.0, "lm": None, "lexicon": None, "merge_repeats": False}
+    tuned.write_text(json.dumps({"alone": record}))
+    try:
+        assert texts() == longer
+        assert texts(beta=0.0) == plain
+        with pytest.raises(DataError, match="the length was tuned with repeats kept: give --keep-repeats, or a beta"):
+            texts(merge_repeats=True)
+    finally:
+        tuned.unlink()

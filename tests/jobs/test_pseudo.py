@@ -339,6 +339,16 @@ def test_bad_files(run: Path, partial: Path, tmp_path: Path, monkeypatch: pytest
     assert texts[0] == texts[1]
 
 
+def test_a_manifest_that_is_named_as_the_failures_would_be(run: Path, partial: Path, tmp_path: Path) -> None:
+    for name in ("out.failed.jsonl", "out.summary.json"):
+        manifest = partial.with_name(name)
+        manifest.write_bytes(partial.read_bytes())
+        with pytest.raises(DataError, match="this is the file that is read"):
+            label(run, manifest, manifest.with_name("out.jsonl"))
+        assert manifest.read_bytes() == partial.read_bytes()
+        manifest.unlink()
+
+
 def test_empty_readings_are_no_rows(tmp_path: Path) -> None:
     """A model that says blank and nothing else."""
     folder = make_run(tmp_path / "run", "data.drop=null", lines=3)

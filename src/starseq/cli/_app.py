@@ -6,9 +6,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from starseq.jobs._stream import Counts
 
 app = typer.Typer(
     name="starseq",
@@ -106,6 +109,16 @@ MergeRepeats = Annotated[
 ]
 Beta = Annotated[float | None, typer.Option(help="Weight of the length.", show_default="as tuned")]
 NoText = Annotated[bool, typer.Option("--no-text", help="Rows need no text: the manifest is not transcribed.")]
+
+
+def echo_outside(counts: Counts) -> None:
+    """Says how many known labels no result holds, if there are any."""
+    if counts.outside:
+        typer.echo(
+            f"starseq: {counts.outside:,} known labels are outside of the run's vocabulary, and no result holds them: "
+            "see the field outside_vocabulary",
+            err=True,
+        )
 
 
 def echo_bad(folder: Path, rows: int) -> None:

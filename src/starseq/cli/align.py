@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from starseq.cli._app import Device, Root, RunFolder, SkipUnreadable, app, progress_bar
+from starseq.cli._app import Device, Root, RunFolder, SkipUnreadable, app, echo_outside, progress_bar
 
 
 @app.command()
@@ -40,6 +40,7 @@ def align(
             skip_bad=skip_bad, progress=progress,
         )  # fmt: skip
     typer.echo(f"{out}: {counts.done:,} of {counts.rows:,} rows aligned")
+    echo_outside(counts)
     if counts.failed:
         typer.echo(f"starseq: {counts.failed:,} rows failed, see {out / 'failed.jsonl'}", err=True)
         raise SystemExit(1)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from starseq.cli._app import Device, MergeRepeats, Root, RunFolder, SkipUnreadable, app, progress_bar
+from starseq.cli._app import Device, MergeRepeats, Root, RunFolder, SkipUnreadable, app, echo_outside, progress_bar
 
 
 @app.command()
@@ -17,8 +17,12 @@ def complete(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Manifest to write.")],
     split: Annotated[str | None, typer.Option(help="Only the rows of this split.")] = None,
     lm: Annotated[Path | None, typer.Option(help="n-gram language model over the run's tokens, ARPA or .gz.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="Weight of --lm, which needs one.")] = None,
-    beta: Annotated[float, typer.Option(help="Added for every token.")] = 0.0,
+    alpha: Annotated[
+        float | None, typer.Option(help="Weight of --lm.", show_default="what `starseq tune` found with it")
+    ] = None,
+    beta: Annotated[
+        float | None, typer.Option(help="Added for every token.", show_default="what `starseq tune` found, else 0")
+    ] = None,
     beam: Annotated[int, typer.Option(help="Prefixes that are kept after each frame.")] = 100,
     beam_threshold: Annotated[float, typer.Option(help="Drop prefixes that are worse than the best by more.")] = 25.0,
     beam_tokens: Annotated[int, typer.Option(help="The likeliest tokens of each frame extend prefixes.")] = 50,
@@ -31,7 +35,7 @@ def complete(
     """Fill the holes: the best full transcript that contains the known labels.
 
     Closed gaps stay closed. Each token that was added has a place and a confidence. Rows without any completion are listed
-    in failed.jsonl; then the exit code is 1. A job that was stopped goes on where it was.
+    in STEM.failed.jsonl; then the exit code is 1. A job that was stopped goes on where it was.
     """
     from starseq.jobs import complete as job
 
@@ -42,6 +46,8 @@ def complete(
             progress=progress,
         )  # fmt: skip
     typer.echo(f"{out}: {counts.done:,} of {counts.rows:,} rows completed")
+    echo_outside(counts)
     if counts.failed:
-        typer.echo(f"starseq: {counts.failed:,} rows failed, see {out.with_name('failed.jsonl')}", err=True)
+        failed = out.with_name(f"{out.stem}.failed.jsonl")
+        typer.echo(f"starseq: {counts.failed:,} rows failed, see {failed}", err=True)
         raise SystemExit(1)

@@ -51,6 +51,9 @@ def drop(
     if len(strategies) != 1:
         raise ValueError("give one of --p-drop, --sample-splits and --word-splits")
     dropper = Dropper(strategies[0], unit=unit, seed=seed, mark=mark, keep_text=keep_text)
+    picture = None if no_plot else plot or target.with_suffix(".png")
+    if picture is not None:
+        job.check_picture(picture, source, target)
     with progress_bar("Dropping labels") as progress:
         result = job.drop(source, target, dropper, skip_bad=skip_bad, progress=progress)
 
@@ -58,7 +61,6 @@ def drop(
     echo_bad(target.parent, result.bad)
     typer.echo(f"{result.kept:,} of {result.labels:,} labels kept ({100 * result.share_kept:.1f}%)")
     typer.echo(f"\nlabels kept per sample\n{result.table()}")
-    if not no_plot:
-        picture = plot or target.with_suffix(".png")
+    if picture is not None:
         job.draw_histogram(result, picture)
         typer.echo(f"\n{picture}: the same as a picture")

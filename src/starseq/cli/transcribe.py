@@ -29,9 +29,11 @@ def transcribe(
     A line for each: its name, a tab, the text. Places are seconds of audio, or pixel columns of an image. A file that
     cannot be read is named on standard error, the others are read, and the exit code is 1.
     """
-    from starseq.data.files import write_text
+    from starseq.data.files import check_target, write_text
     from starseq.jobs import transcribe as job
 
+    if out is not None:
+        check_target(out, *files)
     lines, failures = [], []
     with progress_bar("Reading") as progress:
         for result in job.transcribe(run, files, device=device, merge_repeats=merge_repeats, progress=progress):

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from starseq.data.errors import DataError
 
-__all__ = ["atomic_writer", "hash_of", "refuse_same", "resolve_inside", "write_bytes", "write_text"]
+__all__ = ["atomic_writer", "check_target", "hash_of", "resolve_inside", "write_bytes", "write_text"]
 
 
 @contextmanager
@@ -31,9 +31,8 @@ def atomic_writer(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     >>> (folder / "a.txt").read_text(), len(list(folder.iterdir()))
     ('whole', 1)
     """
+    check_target(path)
     target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        raise DataError(f"{path}: not a regular file, so it cannot be replaced")
     target.parent.mkdir(parents=True, exist_ok=True)
     # Not `tempfile`: its files are readable by their owner only, and this one becomes the result.
     temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.tmp")
@@ -73,15 +72,19 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def refuse_same(target: str | os.PathLike[str], source: str | os.PathLike[str]) -> None:
-    """A result that would take the place of what it is made from is a `DataError`: it may be the only copy.
+def check_target(target: str | os.PathLike[str], *sources: str | os.PathLike[str]) -> None:
+    """A result that would take the place of what it is made from is a `DataError`: it may be the only copy. So is one that
+    would take the place of a folder, or of anything else that is no file.
 
-    >>> refuse_same("a/../labels.jsonl", "labels.jsonl")
+    >>> check_target("a/../labels.jsonl", "labels.jsonl")
     Traceback (most recent call last):
         ...
     starseq.data.errors.DataError: a/../labels.jsonl: this is the file that is read; choose another name for the result
     """
-    if os.path.realpath(target) == os.path.realpath(source):
+    real = os.path.realpath(target)
+    if os.path.exists(real) and not os.path.isfile(real):
+        raise DataError(f"{os.fspath(target)}: not a regular file, so it cannot be replaced")
+    if any(real == os.path.realpath(source) for source in sources):
         raise DataError(f"{os.fspath(target)}: this is the file that is read; choose another name for the result")
 
 

@@ -380,8 +380,10 @@ class BadRowWriter:
 
 
 @contextmanager
-def bad_rows_beside(target: str | os.PathLike[str], skip_bad: bool) -> Iterator[BadRowWriter | None]:
-    """Where the bad rows of a job that writes `target` go: with `skip_bad` to ``bad.jsonl`` in the same folder, each
+def bad_rows_beside(
+    target: str | os.PathLike[str], skip_bad: bool, *sources: str | os.PathLike[str]
+) -> Iterator[BadRowWriter | None]:
+    """Where the bad rows of a job that makes `target` of `sources` go: with `skip_bad` to ``bad.jsonl`` in the same folder, each
     with its reason; otherwise nowhere, and None says that the first one raises.
 
     ``bad.jsonl`` is written even if no row is bad, so that an old one never passes for new.
@@ -392,6 +394,9 @@ def bad_rows_beside(target: str | os.PathLike[str], skip_bad: bool) -> Iterator[
     path = Path(target).with_name("bad.jsonl")
     if path == Path(target):
         raise DataError(f"{path}: bad rows go to a file of this name, so choose another for the result")
+    for source in sources:
+        if os.path.realpath(path) == os.path.realpath(source):
+            raise DataError(f"{path}: bad rows go to a file of this name, and it is the one that is read: rename it")
     with atomic_writer(path) as file:
         yield BadRowWriter(file)
 

@@ -78,7 +78,7 @@ def precompute(
         done, reused = done + len(shard.rows), reused + (not fresh)
         if progress is not None:
             progress(done, total)
-    with bad_rows_beside(out / "manifest.jsonl", skip_bad) as write_bad:
+    with bad_rows_beside(out / "manifest.jsonl", skip_bad, manifest) as write_bad:
         if write_bad is not None:
             for row in bad:
                 write_bad(row)

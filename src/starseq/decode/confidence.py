@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from starseq.arguments import check_blank
 from starseq.decode import complete_numba
 
 __all__ = ["Judge", "Judgement"]
@@ -45,14 +46,24 @@ class Judge:
     """
 
     def __init__(self, log_probs: Tensor, *, merge_repeats: bool, tokens_per_frame: int = 50, blank: int = 0) -> None:
+        check_blank(blank, log_probs.shape[1])
         self._log_probs, self._blank, self._merge = log_probs.detach().contiguous().numpy(), blank, merge_repeats
         self.top = _likeliest(self._log_probs, blank, min(tokens_per_frame, self._log_probs.shape[1] - 1))
         self._log_star, self._log_rest = _star(self._log_probs, blank, self.top)
 
     def __call__(self, tokens: Sequence[int] | Any, wanted: Sequence[bool] | Any | None = None) -> Judgement:
-        """The judgement on a transcript (n,); a token that is not `wanted` (n,) has confidence 1. Without any probability: 0."""
+        """The judgement on a transcript (n,); a token that is not `wanted` (n,) has confidence 1. Without any probability: 0.
+        A token outside of the vocabulary, or the blank, raises ValueError."""
         transcript = np.asarray(tokens, np.int64).reshape(-1)
+        vocabulary = self._log_probs.shape[1]
+        bad = (transcript < 0) | (transcript >= vocabulary) | (transcript == self._blank)
+        if bad.any():
+            raise ValueError(
+                f"tokens: {transcript[bad][0]} is none of 0..{vocabulary - 1} but the blank, {self._blank}"
+            )
         asked = np.ones(len(transcript), np.bool_) if wanted is None else np.asarray(wanted, np.bool_)
+        if asked.shape != transcript.shape:
+            raise ValueError(f"wanted: expected {len(transcript)} values, got {asked.size}")
         confidence = np.where(asked, 0.0, 1.0)
         log_p = complete_numba.certainty(
             self._log_probs, self._blank, self._merge, self._log_star, self.top, self._log_rest, transcript, asked,

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 from starseq import runs
 from starseq.data.drop import drop_labels
 from starseq.data.files import hash_of
-from starseq.data.manifest import Row
 from starseq.decode.beam import Beam, BeamSearch
 from starseq.decode.complete import check_search, complete, complete_together
 from starseq.decode.confidence import Judge
@@ -24,6 +22,7 @@ from starseq.decode.greedy import greedy
 from starseq.decode.nbest import Hypothesis, NBest, best
 from starseq.decode.ngram_automaton import NGramAutomaton
 from starseq.decode.rescore import rescore as rescored
+from starseq.jobs._stream import outside_vocabulary
 from starseq.jobs.decode import BeamReader, scorer_of, search_of
 from starseq.jobs.evaluate import Scores
 from starseq.lm import Scorer
@@ -199,6 +198,7 @@ class Labeller:
                 "nothing was read" if all(kept) else f"nothing was read with confidence {self.threshold:g}"
             )
         added = [label.confidence for label in labels if not label.known]
+        outside = [] if self.kind == "plain" else outside_vocabulary(self.run.tokeniser, emission.row)
         row = emission.row.replace(
             text=text, gaps="marked", text_partial=emission.row.text, confidence=round(_mean(added), 4),
             token_confidence=[None if label.known else round(label.confidence, 4) for label in labels],
@@ -208,7 +208,7 @@ class Labeller:
             "row": row.fields,
             "labels": {
                 "known": len(labels) - len(added), "added": len(added), "taken_out": len(kept) - len(labels),
-                "outside_vocabulary": self._outside(emission.row),
+                "outside_vocabulary": len(outside),
             },
             "scores": self._scores(emission, text),
         }  # fmt: skip
@@ -232,13 +232,6 @@ class Labeller:
         (reordered,) = rescored([nbest], self.scorer, *self.weights, unit=unit)
         tokens = best(reordered).tokens
         return next(candidate for candidate in candidates if candidate.hyp.tokens == tokens)
-
-    def _outside(self, row: Row) -> int:
-        """Known labels that the run cannot write, and that the result therefore lacks."""
-        tokeniser = self.run.tokeniser
-        if self.kind == "plain" or tokeniser.unknown == "letters":
-            return 0
-        return len(changed(tokeniser, unknown="drop").encode(row.text).unknown)
 
     def _scores(self, emission: runs.Emission, text: str) -> dict[str, Any]:
         """Of the labels before and after, where the row has its complete text."""

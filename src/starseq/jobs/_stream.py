@@ -6,7 +6,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ from typing import Any
 from starseq import runs
 from starseq.data.dataset import FeatureReader
 from starseq.data.errors import DataError
-from starseq.data.files import atomic_writer, write_text
+from starseq.data.files import atomic_writer, check_target, write_text
 from starseq.data.manifest import ManifestError, Progress, Row, manifest_writer, read_manifest, rebaser
+from starseq.text.tokeniser import Tokeniser
 
-__all__ = ["WHOLE", "Counts", "Places", "Shard", "places_of", "shard_of", "state_of", "stream"]
+__all__ = ["WHOLE", "Counts", "Places", "Shard", "outside_vocabulary", "places_of", "shard_of", "state_of", "stream"]
 
 _LARGEST_BLOCK, _FEWEST_BLOCKS = 64, 64
 
@@ -28,10 +29,12 @@ Work = Callable[..., "Record | Callable[[], Record]"]
 
 @dataclass(frozen=True)
 class Counts:
-    """Rows that went in: those that came out, and those that failed, with their reasons in ``failed.jsonl``."""
+    """Rows that went in: those that came out, and those that failed. `outside` are known labels that the run cannot write, for its
+    vocabulary lacks them, and that what came out lacks, too; rows that have some name them in the field ``outside_vocabulary``."""
 
     done: int
     failed: int
+    outside: int = 0
 
     @property
     def rows(self) -> int:
@@ -108,6 +111,13 @@ def shard_of(position: int, rows: int, count: int) -> int:
     return position // Shard.block(rows) % count
 
 
+def outside_vocabulary(tokeniser: Tokeniser, row: Row) -> list[str]:
+    """Known labels that a run cannot write, and that what it reads therefore lacks."""
+    if tokeniser.unknown == "letters":
+        return []
+    return list(replace(tokeniser, unknown="drop").encode(row.text, marked=row.marked).unknown)
+
+
 def state_of(path: str | os.PathLike[str]) -> list[Any]:
     """What tells one state of a file from another without reading it."""
     state = os.stat(path)
@@ -145,6 +155,9 @@ def stream(
     `Emission.row` are relative to the folder of `target`.
     """
     target = Path(target)
+    failed = target.with_name("failed.jsonl") if failed is None else failed
+    for path in (target, failed):
+        check_target(path, manifest)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial, wanted, rest = (target.with_name(f".{target.name}.{part}") for part in ("partial", "settings", "rest"))
     chosen = None if split is None else [split] if isinstance(split, str) else list(split)
@@ -196,7 +209,7 @@ def stream(
                 file.flush()
                 os.fsync(file.fileno())
                 done += len(rows)
-        count = _write_failed(partial, target.with_name("failed.jsonl") if failed is None else failed)
+        count = _write_failed(partial, failed)
         write(record["done"] for record in _records(partial) if "done" in record)
     finally:
         rest.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from starseq.data.files import atomic_writer, write_text
 from starseq.data.manifest import Progress
 from starseq.decode.align import align as align_one
 from starseq.decode.alignment_formats import STAR, Interval, to_ctm, to_textgrid
-from starseq.jobs._stream import Counts, places_of, stream
+from starseq.jobs._stream import Counts, outside_vocabulary, places_of, stream
 from starseq.jobs.evaluate import device_of
 
 __all__ = ["FORMATS", "Format", "align"]
@@ -42,9 +43,10 @@ def align(
     """Align the rows of `manifest` with the run in `folder`, and write the result to the folder `target`.
 
     "json" gives ``alignment.jsonl``, an object a row; "ctm" ``alignment.ctm``; "textgrid" the folder ``textgrid``, a file a row.
-    Places are seconds of audio or pixel columns of an image. `log_penalty` is lambda, the run's own by default. A row that
-    cannot be aligned is listed in ``failed.jsonl``; a file that cannot be read raises, or with `skip_bad` is listed too. A job
-    that was stopped goes on where it was.
+    Places are seconds of audio or pixel columns of an image. `log_penalty` is lambda, the run's own by default. Known labels
+    that the run's vocabulary lacks are not aligned; a row that has some names them in ``outside_vocabulary``. A row that cannot
+    be aligned is listed in ``failed.jsonl``; a file that cannot be read raises, or with `skip_bad` is listed too. A job that was
+    stopped goes on where it was.
     """
     if format not in FORMATS:
         raise ValueError(f"format: {format!r} is none of {', '.join(FORMATS)}")
@@ -57,13 +59,22 @@ def align(
     def work(emission: runs.Emission) -> dict[str, Any]:
         return _record(run, emission, penalty)
 
-    def write(records: Iterator[dict[str, Any]]) -> None:
-        _write(records, Path(target), format)
+    outside = 0
 
-    return stream(
+    def counted(records: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        nonlocal outside
+        for record in records:
+            outside += len(record.get("outside_vocabulary", ()))
+            yield record
+
+    def write(records: Iterator[dict[str, Any]]) -> None:
+        _write(counted(records), Path(target), format)
+
+    counts = stream(
         run, manifest, Path(target) / _NAMES["json"], work, write, settings={"log_penalty": penalty}, split=split,
         device=device_of(device), root=root, skip_bad=skip_bad, progress=progress,
     )  # fmt: skip
+    return replace(counts, outside=outside)
 
 
 def _record(run: runs.Run, emission: runs.Emission, log_penalty: float) -> dict[str, Any]:
@@ -88,9 +99,11 @@ def _record(run: runs.Run, emission: runs.Emission, log_penalty: float) -> dict[
         }
         for span in found.spans
     ]  # fmt: skip
+    outside = outside_vocabulary(run.tokeniser, emission.row)
     return {
         "id": emission.id, "unit": place.unit, "end": place(len(emission.log_probs)), "labels": labels, "spans": spans,
         "missing": [round(x, 3) for x in found.missing], "log_score": found.log_score, "log_z": found.log_z,
+        **({"outside_vocabulary": outside} if outside else {}),
     }  # fmt: skip
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from starseq import runs
-from starseq.data.errors import DataError
-from starseq.data.files import refuse_same
 from starseq.data.manifest import Progress, Row, manifest_writer
 from starseq.decode.complete import Completion, check_search
 from starseq.decode.complete import complete as complete_one
 from starseq.decode.ngram_automaton import NGramAutomaton
-from starseq.jobs._stream import Counts, places_of, state_of, stream
+from starseq.jobs._stream import Counts, outside_vocabulary, places_of, state_of, stream
+from starseq.jobs.decode import BeamReader
 from starseq.jobs.evaluate import device_of
 from starseq.text.gaps import escape
 
@@ -28,7 +29,7 @@ def complete(
     split: str | None = None,
     lm: str | os.PathLike[str] | None = None,
     alpha: float | None = None,
-    beta: float = 0.0,
+    beta: float | None = None,
     beam: int = 100,
     beam_threshold: float = 25.0,
     tokens_per_frame: int = 50,
@@ -43,17 +44,17 @@ def complete(
 
     A row keeps its fields. `text` becomes the full transcript (no gap of it is open), `text_partial` what it was, `added` the
     tokens that were added, each with its place and its confidence; `unit` says whether places are seconds or pixel columns. With
-    `nbest` above 1 the best transcripts are in `hyps`. `lm` is an ARPA file over the run's tokens, and needs its weight `alpha`.
-    `merge_repeats` is how the run is read, by default as its criterion has it.
-    A row without any completion is listed in ``failed.jsonl``; a file that cannot be read raises, or with `skip_bad` is listed too.
-    A job that was stopped goes on where it was.
+    `nbest` above 1 the best transcripts are in `hyps`. Known labels that the run's vocabulary lacks are in no transcript; a row
+    that has some names them in ``outside_vocabulary``. `lm` is an ARPA file over the run's tokens. Weights that are None are
+    those that `starseq tune` found with the same language model, or without one. `merge_repeats` is how the run is read, by
+    default as its criterion has it. A row without any completion is listed in ``STEM.failed.jsonl`` beside `target`; a file that
+    cannot be read raises, or with `skip_bad` is listed too. A job that was stopped goes on where it was.
     """
-    refuse_same(target, manifest)
-    run = runs.load(folder, merge_repeats=merge_repeats)
+    run, target = runs.load(folder, merge_repeats=merge_repeats), Path(target)
     model = None if lm is None else NGramAutomaton(lm, run.tokeniser.vocabulary.tokens)
-    if model is not None and alpha is None:
-        raise DataError("a language model needs its weight: give alpha; `starseq tune` finds one for beam search")
-    alpha = alpha or 0.0
+    reader = BeamReader(lm, alpha=alpha, beta=beta)
+    reader.methods()  # raises for a weight without a language model
+    alpha, beta = reader.search_weights(run)
     search: dict[str, Any] = {
         "merge_repeats": run.merges_repeats, "alpha": alpha, "beta": beta, "beam": beam,
         "beam_threshold": beam_threshold, "tokens_per_frame": tokens_per_frame, "nbest": nbest,
@@ -64,15 +65,21 @@ def complete(
         found = complete_one(emission.log_probs, emission.labels, emission.open, lm=model, normalized=False, **search)
         return _row(run, emission, found, nbest).fields
 
+    outside = 0
+
     def write(records: Iterator[dict[str, Any]]) -> None:
+        nonlocal outside
         with manifest_writer(target, labelled=False) as writer:
             for fields in records:
+                outside += len(fields.get("outside_vocabulary", ()))
                 writer.write(Row(fields))
 
-    return stream(
+    counts = stream(
         run, manifest, target, work, write, settings={**search, "lm": None if lm is None else state_of(lm)},
-        split=split, device=device_of(device), root=root, skip_bad=skip_bad, progress=progress,
+        split=split, failed=target.with_name(f"{target.stem}.failed.jsonl"), device=device_of(device), root=root,
+        skip_bad=skip_bad, progress=progress,
     )  # fmt: skip
+    return replace(counts, outside=outside)
 
 
 def _row(run: runs.Run, emission: runs.Emission, found: list[Completion], nbest: int) -> Row:
@@ -89,6 +96,9 @@ def _row(run: runs.Run, emission: runs.Emission, found: list[Completion], nbest:
     if not text:
         raise ValueError("nothing was read, and no label is known: the completion is empty")
     row = emission.row.replace(text=text, gaps="marked", text_partial=emission.row.text, unit=place.unit, added=added)
+    outside = outside_vocabulary(run.tokeniser, emission.row)
+    if outside:
+        row = row.replace(outside_vocabulary=outside)
     if nbest > 1:
         row = row.replace(hyps=[_hypothesis(run, one) for one in found])
     return row

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from starseq.data.drop import Dropper
 from starseq.data.errors import DataError
-from starseq.data.files import atomic_writer, refuse_same
+from starseq.data.files import atomic_writer, check_target
 from starseq.data.manifest import Progress, bad_rows_beside, manifest_writer, read_manifest, rebaser, refuse
 
-__all__ = ["DropResult", "draw_histogram", "drop"]
+__all__ = ["DropResult", "check_picture", "draw_histogram", "drop"]
 
 BINS = 20
 
@@ -71,10 +71,10 @@ def drop(
     >>> result.rows + result.pruned, round(result.share_kept, 1)
     (1000, 0.5)
     """
-    refuse_same(target, source)
+    check_target(target, source)
     histogram = [0] * BINS
     labels = kept = pruned = 0
-    with bad_rows_beside(target, skip_bad) as bad, manifest_writer(target, checked=True) as writer:
+    with bad_rows_beside(target, skip_bad, source) as bad, manifest_writer(target, checked=True) as writer:
         rebase = rebaser(source, target)
         for row in read_manifest(source, on_bad=bad, progress=progress):
             try:
@@ -96,8 +96,16 @@ def _bin(kept: int, labels: int) -> int:
     return min(BINS * kept // labels, BINS - 1) if labels else 0
 
 
+def check_picture(path: str | os.PathLike[str], *sources: str | os.PathLike[str]) -> None:
+    """Raises `DataError` unless `draw_histogram` can write there."""
+    if Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise DataError(f"{os.fspath(path)}: pictures end in .png, .svg or .pdf")
+    check_target(path, *sources)
+
+
 def draw_histogram(result: DropResult, path: str | os.PathLike[str]) -> None:
     """The histogram as a picture, like the paper's: share of labels kept against samples. The suffix is the format."""
+    check_picture(path)
     # `Figure` without pyplot: no window system, and no global state of the caller's is touched.
     from matplotlib.figure import Figure
 
@@ -108,8 +116,5 @@ def draw_histogram(result: DropResult, path: str | os.PathLike[str]) -> None:
     axes.set_ylabel("samples")
     axes.set_xlim(0, 100)
     axes.set_title(f"{100 * result.share_kept:.1f}% of {result.labels:,} labels kept, {result.pruned:,} samples pruned")
-    kind = Path(path).suffix.lstrip(".").lower()
-    if kind not in figure.canvas.get_supported_filetypes():
-        raise DataError(f"{path}: pictures end in .png, .svg or .pdf")
     with atomic_writer(path) as file:
-        figure.savefig(file, format=kind)
+        figure.savefig(file, format=Path(path).suffix.lstrip(".").lower())

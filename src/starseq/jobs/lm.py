@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from starseq.data.batching import BatchSampler
 from starseq.data.errors import DataError
-from starseq.data.files import write_text
+from starseq.data.files import check_target, write_text
 from starseq.data.manifest import Progress
 from starseq.data.seeds import generator
 from starseq.jobs.evaluate import device_of
@@ -84,6 +84,7 @@ def train_ngram(
 
     `vocabulary` is a file of the words to keep, separated by white space; a ``tokens.txt`` is one.
     """
+    check_target(target, *texts, *([] if vocabulary is None else [vocabulary]))
     report = progress or (lambda done, total: None)
     words = None if vocabulary is None else Path(vocabulary).read_text(encoding="utf-8").split()
     if words is not None and not words:
@@ -111,6 +112,7 @@ def mix_ngrams(
     """An ARPA file of others (see `starseq.lm.mix.mix`), with `weights`, or those that make the texts `dev` likeliest."""
     if (weights is None) == (not dev):
         raise DataError("a mixture has either weights, or texts to find them by")
+    check_target(target, *sources, *dev)
     sentences = map(tokens_of(unit), read_texts(dev, normaliser=normaliser)) if dev else None
     return mix(sources, target, weights=weights, sentences=sentences, progress=progress)
 

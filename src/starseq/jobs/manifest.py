@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from starseq.data.errors import DataError
-from starseq.data.files import refuse_same, resolve_inside
+from starseq.data.files import check_target, resolve_inside
 from starseq.data.manifest import (
     BadRow,
     IdSet,
@@ -225,9 +225,9 @@ def filter_manifest(
     progress: Progress | None = None,
 ) -> FilterResult:
     """Write the rows of `source` that meet every condition to `target`, another file."""
-    refuse_same(target, source)
+    check_target(target, source)
     left_out = 0
-    with bad_rows_beside(target, skip_bad) as bad, manifest_writer(target, checked=True) as writer:
+    with bad_rows_beside(target, skip_bad, source) as bad, manifest_writer(target, checked=True) as writer:
         rebase = rebaser(source, target)
         for row in read_manifest(source, labelled=labelled, on_bad=bad, progress=progress):
             try:
@@ -275,13 +275,14 @@ def split(
     key = by or ("split" if parts is None else "id")
     folder = Path(folder)
     with ExitStack() as stack:
-        bad = stack.enter_context(bad_rows_beside(folder / "part.jsonl", skip_bad))
+        bad = stack.enter_context(bad_rows_beside(folder / "part.jsonl", skip_bad, source))
         writers: dict[str, ManifestWriter] = {}
 
         def writer_of(name: str) -> ManifestWriter:
             if name not in writers:
                 if len(writers) == _MOST_PARTS:
                     raise DataError(f"{os.fspath(source)}: field {key!r} has over {_MOST_PARTS} values: too many files")
+                check_target(folder / f"{name}.jsonl", source)
                 writers[name] = stack.enter_context(manifest_writer(folder / f"{name}.jsonl", checked=True))
             return writers[name]
 
@@ -354,7 +355,7 @@ def merge(
     sources = list(sources)
     sizes = [os.stat(source).st_size for source in sources]
     ids = IdSet()
-    with bad_rows_beside(target, skip_bad) as bad, manifest_writer(target, checked=True) as writer:
+    with bad_rows_beside(target, skip_bad, *sources) as bad, manifest_writer(target, checked=True) as writer:
         for index, source in enumerate(sources):
             rebase = rebaser(source, target)
             step = _shifted(progress, sum(sizes[:index]), sum(sizes))

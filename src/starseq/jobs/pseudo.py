@@ -13,7 +13,7 @@ from typing import Any
 from starseq import __version__, runs
 from starseq.data.drop import Dropper
 from starseq.data.errors import DataError
-from starseq.data.files import hash_of, refuse_same, write_text
+from starseq.data.files import check_target, hash_of, write_text
 from starseq.data.manifest import Progress, Row, manifest_writer, read_manifest, rebaser
 from starseq.decode.workers import work_ahead
 from starseq.jobs._label import KINDS, Kind, Labeller, method_of, scorer_for
@@ -173,7 +173,6 @@ def pseudo(
         raise ValueError(f"threshold: {threshold} is not a confidence from 0 to 1")
     if merge is not None and (shard is not None or merge < 1):
         raise ValueError("merge: the number of shards that are done, without a shard to do")
-    refuse_same(target, manifest)
     own = _is_own(run, manifest)
     chosen = _splits(run, manifest, splits)
     dropper = run.recipe.dropper() if own else None
@@ -193,11 +192,13 @@ def pseudo(
     dropped = None if dropper is None else asdict(dropper)
     settings = {**source, "manifest": hash_of(manifest)[:16], "splits": chosen, "drop": dropped}
     summary = Summary(target if shard is None else _beside(target, f"{shard}{target.suffix}"), settings)
+    failed = _beside(summary.target, "failed.jsonl")
+    for path in (summary.target, failed, _beside(summary.target, "summary.json")):
+        check_target(path, manifest)
     if merge is not None:
         parts = [_read_part(target, Shard(index, merge), summary) for index in range(1, merge + 1)]
         return _assemble(manifest, chosen, parts, summary, progress)
 
-    failed = _beside(summary.target, "failed.jsonl")
     processes = 0 if method.settings["method"] == "greedy" else workers
     with work_ahead(method.make(), processes) as submit:
         scorer = None if rescore is None else scorer_for(run, reader)  # here: forked workers need none
