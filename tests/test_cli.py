@@ -107,6 +107,26 @@ def test_what_is_read_is_not_replaced(
     assert {path.name: path.read_bytes() for path in full.parent.iterdir()} == before
 
 
+@pytest.mark.parametrize("text", ["my notes\n", "my,notes\n1,2\n", "case,shape\n1,2\n", "\x00\n", '"'])
+@pytest.mark.parametrize("option", ["--save", "--targets"])
+def test_bench_looks_at_its_files_before_it_measures(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, text: str
+) -> None:
+    monkeypatch.setattr("starseq.jobs.bench._measure", lambda *arguments: pytest.fail("it measured"))
+    path = tmp_path / "notes.csv"
+    path.write_text(text)
+    done = command("bench", "--check", option, path)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert f"{path}: not " in done.err
+    assert path.read_text() == text
+
+
+def test_bench_needs_its_targets_and_a_text(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "targets.csv: no such file" in command("bench", "--check").err
+    assert "--decode makes its utterances from a text: give --corpora" in command("bench", "--decode").err
+
+
 def test_validate_fails_with_1_and_names_the_lines(command: Command, full: Path) -> None:
     assert command("manifest", "validate", full).code == 0
     full.write_bytes(full.read_bytes() + b'{"id": "x", "path": "p", "text": ""}\n' * 30)

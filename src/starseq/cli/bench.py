@@ -29,8 +29,12 @@ def bench(
     scaling: Annotated[bool, typer.Option("--scaling", help="Also how cost grows with frames and vocabulary.")] = False,
     data: Annotated[bool, typer.Option("--data", help="Also the data tools, on the corpora in --corpora.")] = False,
     corpora: Annotated[
-        Path, typer.Option(help="Folder of manifests and archives for --data, text for --decode.")
-    ] = Path("../shared/data"),
+        Path | None,
+        typer.Option(
+            help="Folder with NAME/manifest.jsonl, to read with --data, and lm-gutenberg-en/text.txt.xz, for --decode.",
+            show_default="none",
+        ),
+    ] = None,
     decode: Annotated[bool, typer.Option("--decode", help="Also greedy reading, beam search and rescoring.")] = False,
     lm: Annotated[
         Path | None, typer.Option(help="5-gram for --decode.", show_default="estimated, which takes minutes")
@@ -45,6 +49,12 @@ def bench(
     """Measure this machine: our losses against log_softmax and torch's ctc_loss, side by side in one run."""
     from starseq.jobs import bench as job
 
+    if save is not None:
+        job.load(save)  # before anything is measured
+    if check:
+        job.read_targets(targets)
+    if decode and corpora is None:
+        raise ValueError("--decode makes its utterances from a text: give --corpora")
     steps = [name for name in case or () if train and name.startswith(job.TRAIN)]
     losses = [name for name in case or () if name not in steps]
     rows = []
@@ -63,6 +73,7 @@ def bench(
         if decode:
             from starseq.jobs.bench_decode import bench_decode
 
+            assert corpora is not None
             rows += bench_decode(corpora, lm, progress=progress)
     typer.echo(job.table(rows))
     if save is not None:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 import starseq
-from starseq.data.files import write_text
+from starseq.data.errors import DataError
+from starseq.data.files import check_target, write_text
 from starseq.data.manifest import read_manifest
 from starseq.jobs.bench_data import drop_million, read_audio, read_lines
 
@@ -127,9 +128,9 @@ def bench(
     return rows
 
 
-def bench_data(corpora: Path, *, progress: Progress = lambda done, total: None) -> list[Measurement]:
+def bench_data(corpora: Path | None, *, progress: Progress = lambda done, total: None) -> list[Measurement]:
     """The data tools: `drop` on a million rows, and reading every manifest of a folder of corpora, on two processes."""
-    manifests = sorted(corpora.glob("*/manifest.jsonl"))
+    manifests = [] if corpora is None else sorted(corpora.glob("*/manifest.jsonl"))
     shared = (f"{_processor()}, 2 processes", torch.__version__, starseq.__version__)
 
     def row(case: str, shape: str, metric: str, unit: str, value: float) -> Measurement:
@@ -179,10 +180,29 @@ def undecided(rows: Sequence[Measurement], targets: Path) -> list[str]:
 def _with_targets(rows: Sequence[Measurement], targets: Path) -> list[tuple[Measurement, float]]:
     kind = "cuda" if any("NVIDIA" in row.device for row in rows) else "cpu"
     ratios = {(row.case, row.provider): row for row in rows if row.metric == "ratio"}
-    with targets.open(newline="") as file:
-        wanted = [target for target in csv.DictReader(file) if target["device"] == kind]
-    found = [(ratios.get((target["case"], target["provider"])), float(target["ratio"])) for target in wanted]
+    found = [
+        (ratios.get((case, provider)), ratio)
+        for device, case, provider, ratio in read_targets(targets)
+        if device == kind
+    ]
     return [(row, target) for row, target in found if row is not None]
+
+
+def read_targets(path: Path) -> list[tuple[str, str, str, float]]:
+    """Device, case, provider and ratio, from the columns of that name. A `DataError` says what is not there."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.reader(file, strict=True)
+            columns = next(reader, [])
+            places = [columns.index(name) for name in ("device", "case", "provider", "ratio")]
+            rows = [[row[place] for place in places] for row in reader]
+        return [(device, case, provider, float(ratio)) for device, case, provider, ratio in rows]
+    except FileNotFoundError:
+        raise DataError(
+            f"{path}: no such file; starseq's own targets are benchmarks/targets.csv of its checkout"
+        ) from None
+    except (IndexError, ValueError, csv.Error):
+        raise DataError(f"{path}: not targets: a CSV file with the columns device, case, provider, ratio") from None
 
 
 def _doubt(ratio: Measurement) -> float:
@@ -196,7 +216,7 @@ def save(rows: Sequence[Measurement], path: Path) -> None:
         return (row.case, row.shape, row.dtype, row.provider, row.metric, row.device)
 
     fresh = {key(row) for row in rows}
-    kept = [row for row in (load(path) if path.exists() else []) if key(row) not in fresh]
+    kept = [row for row in load(path) if key(row) not in fresh]
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(Measurement)], lineterminator="\n")
     writer.writeheader()
@@ -206,9 +226,19 @@ def save(rows: Sequence[Measurement], path: Path) -> None:
 
 
 def load(path: Path) -> list[Measurement]:
-    with path.open(newline="") as file:
-        numbers = {"p20": float, "p50": float, "p80": float, "runs": int}
-        return [Measurement(**{k: numbers.get(k, str)(v) for k, v in row.items()}) for row in csv.DictReader(file)]
+    """The measurements of a file; none where there is no file, or an empty one. Any other file is a `DataError`."""
+    check_target(path)
+    if not path.exists() or not path.stat().st_size:
+        return []
+    numbers = {"p20": float, "p50": float, "p80": float, "runs": int}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, strict=True)
+            if reader.fieldnames != [field.name for field in fields(Measurement)]:
+                raise ValueError(reader.fieldnames)
+            return [Measurement(**{k: numbers.get(k, str)(v) for k, v in row.items()}) for row in reader]
+    except (TypeError, ValueError, csv.Error):
+        raise DataError(f"{path}: not a file of `starseq bench`, so nothing is added to it") from None
 
 
 def tables(path: Path) -> dict[str, str]:
