@@ -491,7 +491,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--commit", help="of starseq, where git cannot tell")
     add(
         "--starseq",
-        default=f"{shlex.quote(sys.executable)} -m starseq.cli",
+        default=f"{shlex.quote(sys.executable)} -m starseq",
         help="the command (default: of this Python)",
     )
     add("--mps", action="store_true", help="start NVIDIA's MPS, for trainings side by side on one GPU")

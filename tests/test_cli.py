@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tests.commands import Command
 
 from starseq.data.errors import DataError
 from starseq.data.manifest import read_manifest, write_manifest
+from starseq.extras import missing
 
 
 @pytest.fixture
@@ -217,8 +220,26 @@ def test_no_option_has_its_own_name_in_capitals_for_its_value() -> None:
 
 
 def test_as_a_module_it_warns_of_nothing() -> None:
-    run = [sys.executable, "-W", "error", "-m", "starseq.cli", "--version"]
+    run = [sys.executable, "-W", "error", "-m", "starseq", "--version"]
     assert subprocess.run(run, capture_output=True, text=True, check=True).stderr == ""
+
+
+def test_with_the_loss_alone_the_command_says_what_is_missing() -> None:
+    code = "import sys; sys.modules['typer'] = None; sys.argv = ['starseq', 'draw']; from starseq.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    sentence = "starseq: this needs the package 'typer', which is not installed: pip install 'starseq[cli]', "
+    assert (done.returncode, done.stderr) == (2, f"{sentence}in a checkout -e '.[cli]'\n")
+
+
+def test_every_package_of_an_extra_is_known() -> None:
+    imported = {"pillow": "PIL", "scikit-learn": "sklearn", "flashlight-text": "flashlight"}
+    found = [re.fullmatch(r"([\w-]+)[^;]*; extra == [\"'](\w+)[\"']", text) for text in requires("starseq") or ()]
+    extras = {(match[1].lower(), match[2]) for match in found if match is not None and match[2] not in ("dev", "all")}
+    assert {extra for _, extra in extras} == {"cli", "speech", "images", "text", "train", "decode", "hf"}
+    for package, extra in extras:
+        named = re.search(r"starseq\[(\w+)\]", missing(f"{imported.get(package, package)}.part"))
+        assert named is not None
+        assert (package, named[1]) in extras, (package, extra)
 
 
 LIGHT = """

@@ -131,7 +131,7 @@ def test_the_command_killed_from_outside(tmp_path: Path) -> None:
     full, out = tmp_path / "full.jsonl", tmp_path / "out.jsonl"
     write_manifest(full, ({"id": f"u{i}", "path": "p", "text": "one two three"} for i in range(100_000)))
     out.write_bytes(b"old\n")
-    command = [sys.executable, "-m", "starseq.cli", "drop", str(full), str(out), "--p-drop", "0.5"]
+    command = [sys.executable, "-m", "starseq", "drop", str(full), str(out), "--p-drop", "0.5"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
         while not any(path.name.startswith(".out.jsonl.") and path.stat().st_size for path in tmp_path.iterdir()):

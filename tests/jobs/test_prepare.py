@@ -15,7 +15,7 @@ from starseq.data.manifest import read_manifest
 from starseq.jobs.bench_data import read_audio, read_lines
 from starseq.jobs.prepare import prepare
 
-COMMAND = [sys.executable, "-m", "starseq.cli", "prepare"]
+COMMAND = [sys.executable, "-m", "starseq", "prepare"]
 
 
 @pytest.fixture

@@ -13,5 +13,5 @@ from starseq.cli._app import app, main
 
 __all__ = ["app", "main"]
 
-for _module in sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "__main__"):
+for _module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
     importlib.import_module(f"{__name__}.{_module}")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from starseq.extras import missing
+
 if TYPE_CHECKING:
     from starseq.jobs._stream import Counts
 
@@ -42,7 +44,7 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {error.strerror[:1].lower()}{error.strerror[1:]}"
     if isinstance(error, ModuleNotFoundError):
-        return f"this needs the package {error.name!r}, which is not installed: pip install 'starseq[all]'"
+        return missing(error.name)
     return " ".join(str(error).split()) or type(error).__name__
 
 
