@@ -198,6 +198,8 @@ def test_version_and_help(command: Command) -> None:
         done = command(*verb, "--help")
         assert done.code == 0
         assert "Usage: starseq" in done.out
+    for verb in ([], ["lm"], ["manifest"], ["prepare"]):
+        assert "..." not in command(*verb, "--help").out.partition("Commands:")[2]  # no description is cut off
 
 
 def test_no_option_has_its_own_name_in_capitals_for_its_value() -> None:

@@ -63,5 +63,5 @@ def test_where_nobody_has_set_up_logging_it_is_on_stderr():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     (line,) = done.stderr.splitlines()
-    assert line == f"{SENTENCE}; the result is kept"
+    assert line == f"{SENTENCE}, for up to a minute; the result is kept"
     assert done.stdout == ""

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_weights(
     draw, folder, killed_after = random.Random(), tmp_path / "killed", 0
     command = [
         "-m",
-        "starseq.cli",
+        "starseq",
         "train",
         *RECIPE,
         *overrides,
@@ -132,7 +132,7 @@ def test_the_same_command_under_torchrun(corpus: Path, tmp_path: Path) -> None:
     def command(folder: str, steps: int, *more: str) -> str:
         arguments = [
             "-m",
-            "starseq.cli",
+            "starseq",
             "train",
             *common,
             f"trainer.max_steps={steps}",
@@ -171,6 +171,10 @@ def mistakes(corpus: Path, folder: Path) -> dict[str, tuple[Sequence[str], str]]
             "no such manifest; data.root is",
         ),
         "a run is there": (there, "there is a run here already; add --resume to go on"),
+        "a file is there": (
+            ["digits", f"data.root={corpus}", "--out", str(folder / "recipe.yaml")],
+            "recipe.yaml: not a folder",
+        ),
         "another recipe": (
             [*there, "optim.lr=0.5", "seed=1", "--resume"],
             "not the one that the run began with: optim.lr: 0.01 -> 0.5; seed: 0 -> 1",
@@ -215,6 +219,17 @@ def test_the_command(corpus: Path, tmp_path: Path) -> None:
     assert "3 steps" in output
     assert "best CER on dev" in output
     assert runs.load(tmp_path / "run").step == 3
+
+
+def test_stopped_by_hand_it_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*arguments: object, on_message: Callable[[str], None], **options: object) -> None:
+        on_message("10 rows to train on")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("starseq.jobs.train.train", stopped)
+    result = CliRunner().invoke(app, ["train", "digits", "--out", str(tmp_path / "run")])
+    assert result.exit_code == 130
+    assert f"stopped; `starseq train --resume --out {tmp_path / 'run'}` goes on from the last" in result.output
 
 
 def test_outputs_that_tell_where_tokens_begin(corpus: Path, tmp_path: Path) -> None:

@@ -134,7 +134,9 @@ def test_weights_belong_to_how_repeats_are_read(run: MadeRun, tmp_path: Path) ->
         decode.BeamReader(lm=lm, rescore_lm=lm).rescore_weights(run)
     assert decode.BeamReader(lm=lm, alpha=1.0, beta=2.0).search_weights(run) == (1.0, 2.0)
     files = set((run.folder / decode.CACHE).glob("nbest-*"))
-    tune.tune(run.folder, lm=lm, beam=beam, rounds=1)
+    tune.tune(run.folder, lm=lm, beam=beam, rounds=2)
+    with pytest.raises(ValueError, match="rounds: 1 is too few"):
+        tune.tune(run.folder, lm=lm, beam=beam, rounds=1)
     # No list of the other reading passes for one of this.
     assert set((run.folder / decode.CACHE).glob("nbest-*")) - files
     merged = tune.tune(run.folder, lm=None, beam=beam, beta=0.0)

@@ -287,9 +287,11 @@ def test_a_damaged_checkpoint_is_said(damage: bytes | None, root: Path, tmp_path
     with pytest.raises(Killed):
         train(recipe, tmp_path / "run", on_metrics=kill_at(9))
     path = tmp_path / "run" / "last.ckpt"
-    path.write_bytes(path.read_bytes()[:3000] if damage is None else damage)
-    with pytest.raises(DataError, match=r"last\.ckpt: the checkpoint is damaged"):
-        train(recipe, tmp_path / "run", resume=True)
+    whole = path.read_bytes()
+    for length in (3000, 5000, 20_000, len(whole) - 1) if damage is None else (0,):
+        path.write_bytes(whole[:length] if damage is None else damage)
+        with pytest.raises(DataError, match=r"last\.ckpt: the checkpoint is damaged: begin again, in another folder$"):
+            train(recipe, tmp_path / "run", resume=True)
 
 
 def test_a_checkpoint_runs_nothing_when_it_is_read(tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ SkipUnreadable = Annotated[
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `starseq train`.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")]
 Root = Annotated[
-    Path | None, typer.Option(help="No path may lead out of this folder.", show_default="the manifest's folder")
+    Path | None,
+    typer.Option(help="Folder that holds every file that the manifest names.", show_default="the manifest's folder"),
 ]
 Alpha = Annotated[float | None, typer.Option(help="Weight of --lm.", show_default="as tuned")]
 RescoreAlpha = Annotated[float | None, typer.Option(help="Weight of --rescore.", show_default="as tuned")]

@@ -27,10 +27,10 @@ def align(
     root: Root = None,
     skip_bad: SkipUnreadable = False,
 ) -> None:
-    """Find where every known label lies, where labels are missing, and how many.
+    """Find where known labels lie, and where some are missing.
 
-    Places are seconds of audio or pixel columns of an image. Rows that cannot be aligned are listed in failed.jsonl; then
-    the exit code is 1. A job that was stopped goes on where it was.
+    Of every gap it says how many. Places are seconds of audio or pixel columns of an image. Rows that cannot be aligned
+    are listed in failed.jsonl; then the exit code is 1. A job that was stopped goes on where it was.
     """
     from starseq.jobs import align as job
 

@@ -46,7 +46,10 @@ def bench(
     ] = False,
     targets: Annotated[Path, typer.Option(help="The targets of --check.")] = Path("benchmarks/targets.csv"),
 ) -> None:
-    """Measure this machine: our losses against log_softmax and torch's ctc_loss, side by side in one run."""
+    """Measure this machine: our losses against torch's.
+
+    Against log_softmax and ctc_loss, forward and backward from logits, side by side in one run.
+    """
     from starseq.jobs import bench as job
 
     if save is not None:

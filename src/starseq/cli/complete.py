@@ -32,10 +32,11 @@ def complete(
     root: Root = None,
     skip_bad: SkipUnreadable = False,
 ) -> None:
-    """Fill the holes: the best full transcript that contains the known labels.
+    """Fill the holes: the best text with the known labels.
 
-    Closed gaps stay closed. Each token that was added has a place and a confidence. Rows without any completion are listed
-    in STEM.failed.jsonl; then the exit code is 1. A job that was stopped goes on where it was.
+    The best full transcript that contains them. Closed gaps stay closed. Each token that was added has a place and a
+    confidence. Rows without any completion are listed in STEM.failed.jsonl; then the exit code is 1. A job that was
+    stopped goes on where it was.
     """
     from starseq.jobs import complete as job
 

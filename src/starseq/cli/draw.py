@@ -39,9 +39,10 @@ def draw(
         int | None, typer.Option(metavar="T", help="Draw the alignments of T frames instead: both graphs composed.")
     ] = None,
 ) -> None:
-    """Draw the label graph of a text, an emission graph, or their composition.
+    """Draw the label graph of a text, or its alignments.
 
-    For example: starseq draw stc cat, or starseq draw stc 'the * fox' --unit word -o fox.svg.
+    With --emissions an emission graph. For example: starseq draw stc cat, or starseq draw stc 'the * fox' --unit word
+    -o fox.svg.
     """
     from starseq.jobs import draw as job
 

@@ -46,8 +46,9 @@ def evaluate(
     workers: Annotated[int, typer.Option(help="Processes that search; 0 is this one alone.")] = 2,
     examples: Annotated[int, typer.Option(help="Show so many of the worst readings, and as many others.")] = 3,
 ) -> None:
-    """Error rates per split: by greedy reading, with --lm or --beam by beam search, with --rescore after rescoring, side by side.
+    """Error rates: greedy, by beam search, rescored.
 
+    Per split: by greedy reading, with --lm or --beam by beam search, with --rescore after rescoring, side by side.
     Prints a table and examples, adds to results.json of the run, and leaves what was read in its folder `readings`.
     """
     from starseq.decode.beam import Beam

@@ -9,9 +9,7 @@ import typer
 
 from starseq.cli._app import app, numbers, progress_bar
 
-lm_app = typer.Typer(
-    no_args_is_help=True, help="Language models from text: train them, mix them, and score text with them."
-)
+lm_app = typer.Typer(no_args_is_help=True, help="Train, mix and score language models.")
 app.add_typer(lm_app, name="lm")
 
 Texts = Annotated[
@@ -69,8 +67,8 @@ def train(
 ) -> None:
     """Train a language model.
 
-    n-grams have interpolated modified Kneser-Ney smoothing, as KenLM's lmplz; the model is an ARPA file. With --neural it is a
-    Transformer, in a folder.
+    n-grams have interpolated modified Kneser-Ney smoothing, as KenLM's lmplz; the model is an ARPA file. With --neural
+    it is a Transformer, in a folder.
     """
     from starseq.jobs import lm as job
 
@@ -120,9 +118,10 @@ def mix(
     unit: UnitOption = None,
     recipe: RecipeOption = None,
 ) -> None:
-    """Mix n-gram models, such as one of much text and one of the right kind of text.
+    """Mix n-gram models.
 
-    Every n-gram of any of them has the weighted mean of its probabilities.
+    Such as one of much text and one of the right kind of text. Every n-gram of any of them has the weighted mean of its
+    probabilities.
     """
     from starseq.jobs import lm as job
 
@@ -145,7 +144,10 @@ def score(
     recipe: RecipeOption = None,
     device: Annotated[str, typer.Option(help="For a Transformer: cpu or cuda.")] = "cpu",
 ) -> None:
-    """The perplexity of a text: tokens and ends of sentences, with and without the words that the model does not know."""
+    """The perplexity of a text.
+
+    Of tokens and ends of sentences, with and without the words that the model does not know.
+    """
     from starseq.jobs import lm as job
 
     used, normaliser = job.text_settings(recipe, unit)

@@ -103,7 +103,10 @@ def manifest_merge(
     no_text: NoText = False,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Join manifests, one after the other; no two rows may share an id."""
+    """Join manifests, one after the other.
+
+    No two rows may share an id.
+    """
     from starseq.jobs import manifest as job
 
     with progress_bar("Merging") as progress:

@@ -80,12 +80,12 @@ def pseudo(
         int | None, typer.Option(metavar="N", help="Join N shards that are done; all other options as with them.")
     ] = None,
 ) -> None:
-    """Label a training manifest with a trained run, so that another model can train on it.
+    """Label a manifest with a trained run, for a student.
 
-    plain: reads as if no label was known: greedily, or with --lm, --lexicon or --beam by beam search. keep-known: the best
-    transcript that contains the known labels. confident: the same, and labels that were added with a confidence below
-    --threshold become gaps again, for a student that trains with STC. Both may be what several runs agree on, with --also.
-    --rescore reorders the n best of any search.
+    plain: reads as if no label was known: greedily, or with --lm, --lexicon or --beam by beam search. keep-known: the
+    best transcript that contains the known labels. confident: the same, and labels that were added with a confidence
+    below --threshold become gaps again, for a student that trains with STC. Both may be what several runs agree on,
+    with --also. --rescore reorders the n best of any search.
 
     Rows of other splits are copied, so that FILE can be trained on as it is. Beside it, .summary.json counts, and
     .failed.jsonl lists the rows in which nothing was read. A job that was stopped goes on where it was.

@@ -23,9 +23,9 @@ def report(
     alignments: Annotated[int, typer.Option(min=0, help="Alignment pictures.")] = 3,
     title: Annotated[str | None, typer.Option(help="Heading of the page.", show_default="the runs' names")] = None,
 ) -> None:
-    """A self-contained HTML page: error rates, curves, examples with their errors marked, alignments.
+    """Write one HTML page: error rates, curves, alignments.
 
-    Error rates and examples are those of `starseq evaluate`.
+    Self-contained, with examples whose errors are marked. Error rates and examples are those of `starseq evaluate`.
     """
     from starseq.jobs import report as job
 

@@ -59,10 +59,21 @@ def train(
         typer.echo(str(job.dry_run(loaded)))
         return
     folder = out or Path("runs") / Path(str(recipe)).stem
-    with _Display() as display:
-        result = job.train(
-            loaded, folder, resume=resume, progress=display.progress, on_metrics=display.metrics, on_message=display.say
-        )
+    display = _Display()
+    try:
+        with display:
+            result = job.train(
+                loaded,
+                folder,
+                resume=resume,
+                progress=display.progress,
+                on_metrics=display.metrics,
+                on_message=display.say,
+            )
+    except KeyboardInterrupt:
+        if display.used:
+            display.say(f"stopped; `starseq train --resume --out {folder}` goes on from the last checkpoint")
+        raise SystemExit(130) from None
     if display.used:
         typer.echo(str(result))
 

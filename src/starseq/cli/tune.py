@@ -32,16 +32,17 @@ def tune(
     alpha: Annotated[float, typer.Option(help="Weight of the language model in the first search.")] = 0.5,
     beta: Annotated[float, typer.Option(help="Weight of the length in the first search.")] = 0.0,
     merge_repeats: MergeRepeats = None,
-    rounds: Annotated[int, typer.Option(help="Searches at most.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Searches at most; 2 are the least.")] = 4,
     workers: Annotated[int, typer.Option(help="Processes that search; 0 is this one alone.")] = 2,
     device: Annotated[
         str, typer.Option(help="Where models run: cpu, cuda, ...; auto is CUDA where there is one.")
     ] = "auto",
 ) -> None:
-    """Find alpha and beta with the fewest errors: log P(y|x) + alpha log P_LM(y) + beta |y|.
+    """Find the weights of the search, on dev.
 
-    Without --lm it finds beta alone: models that learned from partial labels read too little, and this makes up for it. Writes
-    tuned.json into the run, which `starseq evaluate` and `starseq pseudo` read, and the error surface into its folder `plots`.
+    alpha and beta of log P(y|x) + alpha log P_LM(y) + beta |y| with the fewest errors. Without --lm it finds beta
+    alone: models that learned from partial labels read too little, and this makes up for it. Writes tuned.json into the
+    run, which `starseq evaluate` and `starseq pseudo` read, and the error surface into its folder `plots`.
     """
     from starseq.decode.beam import Beam
     from starseq.jobs.evaluate import device_of

@@ -51,6 +51,8 @@ def train(
     Raises `DataError` with one sentence for whatever the user can mend.
     """
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: not a folder, so no run can be in it")
     recipe = _checked_recipe(recipe, folder, resume)
     trainer = recipe.trainer
     layout.data_root(recipe, folder)  # says what is missing, before anything starts

@@ -82,6 +82,8 @@ def tune(
     for tokens that are words or come from a lexicon, otherwise character errors. Emissions and n-best lists are kept in
     ``RUN/decode``, so that a job that was stopped goes on where it was.
     """
+    if rounds < 2:
+        raise ValueError(f"rounds: {rounds} is too few: the first search has the weights that it begins with")
     run = runs.load(folder, merge_repeats=merge_repeats)
     if lm is None:
         alpha, alphas = 0.0, (0.0,)
@@ -90,8 +92,6 @@ def tune(
     cache = cached_emissions(run, manifest, split=split, beam=beam, device=device, root=root, progress=progress)
     if not len(cache):
         raise DataError(f"{os.fspath(manifest)}: no rows in the split {split!r} to tune on")
-    if rounds < 1:
-        raise ValueError(f"rounds: {rounds} is not a number of searches")
     scorer = None if rescore is None else scorer_of(run, rescore, lexicon=lexicon is not None, device=device)
     unit: Unit = "word" if lexicon is not None else run.tokeniser.unit
     rate = _rate(unit)

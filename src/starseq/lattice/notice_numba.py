@@ -25,7 +25,9 @@ class Notice(event.Listener):  # type: ignore[misc]  # numba has no types
         if _ours(event):
             if self._clock() - self._last > _PAUSE:
                 # A warning, for those are shown where nobody has set up logging.
-                logging.getLogger("starseq").warning("starseq: compiling for this CPU; the result is kept")
+                logging.getLogger("starseq").warning(
+                    "starseq: compiling for this CPU, for up to a minute; the result is kept"
+                )
             self._last = self._clock()
 
     def on_end(self, event: Any) -> None:

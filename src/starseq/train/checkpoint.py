@@ -30,14 +30,19 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What `save_checkpoint` wrote, on the CPU. A damaged or foreign file is a `DataError`."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, zipfile.BadZipFile, KeyError, ValueError) as error:
-        reason = str(error).strip().splitlines()
-        raise DataError(
-            f"{path}: the checkpoint is damaged ({reason[0] if reason else type(error).__name__})"
-        ) from None
+    except OSError as error:
+        if error.filename is not None:  # not there, or not to be read
+            raise
+        raise _damaged(path) from None
+    except (RuntimeError, pickle.UnpicklingError, EOFError, zipfile.BadZipFile, KeyError, ValueError):
+        raise _damaged(path) from None
     if not isinstance(state, dict) or state.get("starseq") != VERSION:
         raise DataError(f"{path}: not a checkpoint of this version of starseq")
     return state
+
+
+def _damaged(path: str | os.PathLike[str]) -> DataError:
+    return DataError(f"{os.fspath(path)}: the checkpoint is damaged: begin again, in another folder")
 
 
 @contextmanager
