@@ -50,6 +50,19 @@ def test_value_and_gradient(criterion: str, backend: str, compiler: str) -> None
         torch.testing.assert_close(value_and_grad(compiled, *arguments), value_and_grad(loss, *arguments))
 
 
+@pytest.mark.parametrize("setting", ["penalty", "sharpness"])
+def test_a_number_that_changes_is_no_constant(setting: str) -> None:
+    def loss(x: Tensor, value: float) -> Tensor:
+        return starseq.stc_loss(x, TARGETS, *LENGTHS, **{setting: value})
+
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(loss, fullgraph=True, backend=counter)
+    for step in range(10):
+        value = -0.05 - 0.1 * step if setting == "penalty" else 1.5 + 0.1 * step
+        torch.testing.assert_close(compiled(logits(step), value), loss(logits(step), value))
+    assert counter.frame_count <= 2
+
+
 @pytest.mark.parametrize("criterion", criteria.names())
 def test_criteria_and_concatenated_targets(criterion: str) -> None:
     targets = torch.tensor([1, 2, 2, 3])

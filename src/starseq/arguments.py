@@ -123,6 +123,8 @@ def per_gap_penalty(penalty: float | Tensor, batch: int, width: int, batched: bo
     if not isinstance(penalty, Tensor):
         if not isinstance(penalty, (float, int, np.number)):
             raise ValueError(f"penalty: expected a number or a tensor, got {type(penalty).__name__}")
+        if torch.compiler.is_compiling():  # added, a number that changes is no constant of the graph
+            return (torch.zeros((), dtype=dtype, device=logits.device) + penalty).expand(batch, width + 1)
         return _filled((batch, width + 1), float(penalty), dtype, logits.device, logits.is_cuda)
     if not penalty.is_floating_point():
         penalty = penalty.to(dtype)
@@ -143,7 +145,7 @@ _FILLED: dict[tuple[tuple[int, int], float, torch.dtype, torch.device, int], Ten
 def _filled(shape: tuple[int, int], value: float, dtype: torch.dtype, device: torch.device, on_gpu: bool) -> Tensor:
     """One number, expanded: a tensor that nobody writes to, kept, for making it costs as much as a small kernel."""
     # A graph that is being captured keeps what is its own, and nothing else.
-    if torch.compiler.is_compiling() or (on_gpu and torch.cuda.is_current_stream_capturing()):
+    if on_gpu and torch.cuda.is_current_stream_capturing():
         return torch.full((), value, dtype=dtype, device=device).expand(shape)
     # One for each stream: on another it might be read before it is written.
     key = (shape, value, dtype, device, torch._C._cuda_getCurrentRawStream(device.index) if on_gpu else 0)
