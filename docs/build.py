@@ -1,7 +1,7 @@
 """Regenerates what commands make: the drawings that the pages name, and the tables between markers. Run by `make docs`.
 
 A drawing is made by the command that stands beside it: every line of a page that reads ``starseq draw ... -o FILE``. A
-table stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` and comes from `starseq.jobs.bench.tables`, or, for
+table stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` and comes from `starseq.jobs.bench_results.tables`, or, for
 ``results``, from the runs whose own files lie in docs/results/; for ``table1``, ``table1-runs`` and so on, and for
 ``summary`` from the cells in docs/results/cells.jsonl.
 """
@@ -23,7 +23,7 @@ from benchmarks import page as experiments
 from starseq import cli
 from starseq.config import load_recipe
 from starseq.data.files import write_text
-from starseq.jobs import bench
+from starseq.jobs import bench_results
 from starseq.report.plots import training_curves
 from starseq.runs import read_results
 
@@ -72,7 +72,7 @@ def fill(page: str, tables: Mapping[str, str]) -> str:
 
 def tables() -> dict[str, str]:
     """The tables by name."""
-    return {**bench.tables(RESULTS), "results": results_table(), **experiments.texts(experiments.load())}
+    return {**bench_results.tables(RESULTS), "results": results_table(), **experiments.texts(experiments.load())}
 
 
 def results_table() -> str:
@@ -106,7 +106,7 @@ def plots() -> dict[Path, str]:
 
 
 def main() -> None:
-    bench.plot(RESULTS, PLOT)
+    bench_results.plot(RESULTS, PLOT)
     curves()
     for path, svg in plots().items():
         write_text(path, svg)

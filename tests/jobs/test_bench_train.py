@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from starseq.jobs import bench, bench_train
+from starseq.jobs import bench, bench_results, bench_train
 from starseq.jobs.bench_train import CASES, PUBLISHED, SMALL
 
 STC, CTC = "starseq stc, CUDA graph", "starseq ctc, CUDA graph"
@@ -122,7 +122,7 @@ def test_the_table_says_how_sure_a_ratio_is():
     """The standard error of a median of 20,000 draws, each with normal noise of 0.1: 0.1 * sqrt(pi / 2) / sqrt(20,000)."""
     noise = torch.randn(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     times = {"torch ctc": [1.0] * len(noise), "starseq stc": (0.9 + 0.1 * noise).tolist()}
-    line = bench.table(bench_train._rows(SMALL[2], "cpu", times, {})).splitlines()[-1]
+    line = bench_results.table(bench_train._rows(SMALL[2], "cpu", times, {})).splitlines()[-1]
     middle, error = line.split(" | ")[5].split(" ± ")
     assert float(middle) == pytest.approx(0.9, abs=3e-3)
     assert error == "0.0009"  # 0.1 * 1.2533 / 141.4 = 0.00089, to the four decimals that files keep
@@ -136,8 +136,8 @@ def test_a_step_is_above_its_target_by_more_than_its_error(spread, text, tmp_pat
     times = {"torch ctc": [1.0] * 4, "starseq stc": [1.07 - 2.0833 * spread, 1.07, 1.07, 1.07 + 2.0833 * spread]}
     rows = bench_train._rows(SMALL[2], "cpu", times, {})
     (tmp_path / "targets.csv").write_text("device,case,provider,ratio\ncpu,train-iam,starseq stc,1.0\n")
-    failures = bench.check(rows, tmp_path / "targets.csv")
-    undecided = bench.undecided(rows, tmp_path / "targets.csv")
+    failures = bench_results.check(rows, tmp_path / "targets.csv")
+    undecided = bench_results.undecided(rows, tmp_path / "targets.csv")
     if spread > 0.1:
         assert failures == []
         (line,) = undecided
@@ -149,20 +149,20 @@ def test_a_step_is_above_its_target_by_more_than_its_error(spread, text, tmp_pat
 
 def test_large_memory_is_readable():
     rows = bench_train._rows(SMALL[2], "cpu", {"torch ctc": [1.0], "starseq stc": [1.0]}, {"starseq stc": 37_610.4})
-    assert bench.table(rows).splitlines()[-1].endswith(" | 37,610 |")
+    assert bench_results.table(rows).splitlines()[-1].endswith(" | 37,610 |")
 
 
 def test_saved_tabled_and_checked(rows, tmp_path):
-    bench.save(rows, tmp_path / "results.csv")
-    bench.save(rows, tmp_path / "results.csv")
-    assert len(bench.load(tmp_path / "results.csv")) == len(rows)
-    tables = bench.tables(tmp_path / "results.csv")
+    bench_results.save(rows, tmp_path / "results.csv")
+    bench_results.save(rows, tmp_path / "results.csv")
+    assert len(bench_results.load(tmp_path / "results.csv")) == len(rows)
+    tables = bench_results.tables(tmp_path / "results.csv")
     assert tables["train"].count("\n| train-iam | 2, 80, 80, 10 | float32 | ") == 3
     assert all("not measured" in tables[name] for name in ("cpu", "cuda", "scaling", "data", "bench"))
-    assert "train-iam" in bench.table(rows)
+    assert "train-iam" in bench_results.table(rows)
     (tmp_path / "targets.csv").write_text("device,case,provider,ratio\ncpu,train-iam,starseq stc,0.0001\n")
     steady = [dataclasses.replace(row, p20=row.p50, p80=row.p50) for row in rows]  # two rounds may differ by anything
-    (failure,) = bench.check(steady, tmp_path / "targets.csv")
+    (failure,) = bench_results.check(steady, tmp_path / "targets.csv")
     assert failure.startswith("train-iam, starseq stc: ratio ")
 
 
@@ -267,8 +267,8 @@ def test_a_case_that_does_not_fit_costs_its_own_rows_only(cuda, monkeypatch):
 
 
 def test_graphs_in_the_table_and_in_the_file(cuda, tmp_path):
-    bench.save(bench_train.bench_train("cuda", ["train-iam"], steps=1), tmp_path / "results.csv")
-    tables = bench.tables(tmp_path / "results.csv")
+    bench_results.save(bench_train.bench_train("cuda", ["train-iam"], steps=1), tmp_path / "results.csv")
+    tables = bench_results.tables(tmp_path / "results.csv")
     assert (
         "| train-iam | 8, 600, 80, 42 | bfloat16 | starseq stc | 12 (12 to 12) | 0.800 | 666.7 | 7 |" in tables["train"]
     )
@@ -288,7 +288,7 @@ def test_a_broken_capture_costs_its_own_rows_only(cuda):
     graphs = {row.case for row in rows if row.provider == STC}
     assert graphs == {"train-words-1536", "train-iam"}
     assert {row.case for row in rows if row.provider == "starseq stc"} == {case.name for case in CASES}
-    assert "train-words-1536" in bench.table(rows)
+    assert "train-words-1536" in bench_results.table(rows)
 
 
 def test_a_graph_that_computes_something_else_is_not_timed(cuda, monkeypatch):
@@ -313,13 +313,13 @@ def test_the_first_reason_is_told():
 
 def test_targets_of_steps(cuda):
     cuda.ms |= {"starseq stc": 15.3, STC: 8.02}
-    failures = bench.check(bench_train.bench_train("cuda", steps=1), TARGETS)
+    failures = bench_results.check(bench_train.bench_train("cuda", steps=1), TARGETS)
     expected = [f"{case.name}, {name}: ratio {ratio} is above 1"
                 for name, ratio in (("starseq stc", "1.02"), (STC, "1.002"))
                 for case in CASES if name != STC or not case.busy]  # fmt: skip
     assert failures == expected
     cuda.ms |= {"starseq stc": 15.0, STC: 8.0}
-    assert bench.check(bench_train.bench_train("cuda", steps=1), TARGETS) == []
+    assert bench_results.check(bench_train.bench_train("cuda", steps=1), TARGETS) == []
 
 
 def test_command_checks_steps_and_says_what_is_missing(cuda, command, monkeypatch):

@@ -51,14 +51,15 @@ def bench(
     Against log_softmax and ctc_loss, forward and backward from logits, side by side in one run.
     """
     from starseq.jobs import bench as job
+    from starseq.jobs import bench_results as results
 
     if save is not None:
-        job.load(save)  # before anything is measured
+        results.load(save)  # before anything is measured
     if check:
-        job.read_targets(targets)
+        results.read_targets(targets)
     if decode and corpora is None:
         raise ValueError("--decode makes its utterances from a text: give --corpora")
-    steps = [name for name in case or () if train and name.startswith(job.TRAIN)]
+    steps = [name for name in case or () if train and name.startswith(results.TRAIN)]
     losses = [name for name in case or () if name not in steps]
     rows = []
     with progress_bar("Measuring") as progress:
@@ -78,12 +79,12 @@ def bench(
 
             assert corpora is not None
             rows += bench_decode(corpora, lm, progress=progress)
-    typer.echo(job.table(rows))
+    typer.echo(results.table(rows))
     if save is not None:
-        job.save(rows, save)
+        results.save(rows, save)
     if check:
-        failures = job.check(rows, targets)
-        for line in (*failures, *job.undecided(rows, targets)):
+        failures = results.check(rows, targets)
+        for line in (*failures, *results.undecided(rows, targets)):
             typer.echo(f"starseq: {line}", err=True)
         if failures:
             raise SystemExit(1)

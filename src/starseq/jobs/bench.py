@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
 import math
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import starseq
-from starseq.data.errors import DataError
-from starseq.data.files import check_target, write_text
 from starseq.data.manifest import read_manifest
 from starseq.jobs.bench_data import drop_million, read_audio, read_lines
-
-DECODE = "decode: "
-"""begins the cases of `bench_decode`"""
-TRAIN = "train-"
-"""begins the cases of `bench_train`"""
+from starseq.jobs.bench_results import BASELINE, GROWING, LOSSES, REPLAYED, Measurement
 
 Progress = Callable[[int, int], None]
 Provider = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -64,8 +56,8 @@ CASES = {
     ),
 }
 SCALING = (
-    *(Case("frames", 8, T, 80, min(T // 5, 600)) for T in (100, 200, 500, 1000, 2000, 4000, 8000)),
-    *(Case("vocabulary", 8, 200, V, 25) for V in (100, 300, 1000, 3000, 10000, 30000, 100000, 200000)),
+    *(Case(GROWING[0], 8, T, 80, min(T // 5, 600)) for T in (100, 200, 500, 1000, 2000, 4000, 8000)),
+    *(Case(GROWING[1], 8, 200, V, 25) for V in (100, 300, 1000, 3000, 10000, 30000, 100000, 200000)),
 )
 """How cost grows: with the frames, and with the vocabulary."""
 
@@ -76,31 +68,7 @@ def _torch_ctc(logits: Tensor, targets: Tensor, input_lengths: Tensor, target_le
     return torch.nn.functional.ctc_loss(logits.log_softmax(2, dtype=dtype), targets, input_lengths, target_lengths)
 
 
-BASELINE, REPLAYED = "torch ctc", "CUDA graph"
-PROVIDERS: dict[str, Provider] = {
-    BASELINE: _torch_ctc,
-    "starseq stc": starseq.stc_loss,
-    "starseq ctc": starseq.ctc_loss,
-}
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One row of results.csv. `ratio` is over the baseline's median of the same run."""
-
-    case: str
-    shape: str
-    dtype: str
-    provider: str
-    metric: str
-    unit: str
-    p20: float
-    p50: float
-    p80: float
-    runs: int
-    device: str
-    torch: str
-    starseq: str
+PROVIDERS: dict[str, Provider] = dict(zip(LOSSES, (_torch_ctc, starseq.stc_loss, starseq.ctc_loss), strict=True))
 
 
 def bench(
@@ -153,224 +121,6 @@ def bench_data(corpora: Path | None, *, progress: Progress = lambda done, total:
             rows.append(row(f"lines: {name}", f"{read.rows} lines", "speed", "lines a second", read.rows_per_second))
     progress(len(manifests) + 1, len(manifests) + 1)
     return rows
-
-
-def check(rows: Sequence[Measurement], targets: Path) -> list[str]:
-    """One sentence for each ratio above its target; targets.csv has the columns device, case, provider, ratio.
-
-    Steps of training cost about the same whatever the loss: one of them is above its target if it is so by more than twice its
-    standard error, else chance would decide. See `undecided`.
-    """
-    return [
-        f"{row.case}, {row.provider}: ratio {_with_error(row)} is above {target:g}"
-        for row, target in _with_targets(rows, targets)
-        if row.p50 - _doubt(row) > target
-    ]
-
-
-def undecided(rows: Sequence[Measurement], targets: Path) -> list[str]:
-    """One sentence for each ratio that is above its target by no more than chance explains."""
-    return [
-        f"{row.case}, {row.provider}: ratio {_with_error(row)} may be above {target:g} or not: more --seconds would tell"
-        for row, target in _with_targets(rows, targets)
-        if row.p50 - _doubt(row) <= target < row.p50
-    ]
-
-
-def _with_targets(rows: Sequence[Measurement], targets: Path) -> list[tuple[Measurement, float]]:
-    kind = "cuda" if any("NVIDIA" in row.device for row in rows) else "cpu"
-    ratios = {(row.case, row.provider): row for row in rows if row.metric == "ratio"}
-    found = [
-        (ratios.get((case, provider)), ratio)
-        for device, case, provider, ratio in read_targets(targets)
-        if device == kind
-    ]
-    return [(row, target) for row, target in found if row is not None]
-
-
-def read_targets(path: Path) -> list[tuple[str, str, str, float]]:
-    """Device, case, provider and ratio, from the columns of that name. A `DataError` says what is not there."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.reader(file, strict=True)
-            columns = next(reader, [])
-            places = [columns.index(name) for name in ("device", "case", "provider", "ratio")]
-            rows = [[row[place] for place in places] for row in reader]
-        return [(device, case, provider, float(ratio)) for device, case, provider, ratio in rows]
-    except FileNotFoundError:
-        raise DataError(
-            f"{path}: no such file; starseq's own targets are benchmarks/targets.csv of its checkout"
-        ) from None
-    except (IndexError, ValueError, csv.Error):
-        raise DataError(f"{path}: not targets: a CSV file with the columns device, case, provider, ratio") from None
-
-
-def _doubt(ratio: Measurement) -> float:
-    return 2 * _standard_error(ratio) if _is_step(ratio) else 0.0
-
-
-def save(rows: Sequence[Measurement], path: Path) -> None:
-    """Adds rows to a CSV file; measurements of the same case, provider, metric and device replace the older ones."""
-
-    def key(row: Measurement) -> tuple[str, ...]:
-        return (row.case, row.shape, row.dtype, row.provider, row.metric, row.device)
-
-    fresh = {key(row) for row in rows}
-    kept = [row for row in load(path) if key(row) not in fresh]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Measurement)], lineterminator="\n")
-    writer.writeheader()
-    for row in [*kept, *rows]:
-        writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
-    write_text(path, text.getvalue())
-
-
-def load(path: Path) -> list[Measurement]:
-    """The measurements of a file; none where there is no file, or an empty one. Any other file is a `DataError`."""
-    check_target(path)
-    if not path.exists() or not path.stat().st_size:
-        return []
-    numbers = {"p20": float, "p50": float, "p80": float, "runs": int}
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, strict=True)
-            if reader.fieldnames != [field.name for field in fields(Measurement)]:
-                raise ValueError(reader.fieldnames)
-            return [Measurement(**{k: numbers.get(k, str)(v) for k, v in row.items()}) for row in reader]
-    except (TypeError, ValueError, csv.Error):
-        raise DataError(f"{path}: not a file of `starseq bench`, so nothing is added to it") from None
-
-
-def tables(path: Path) -> dict[str, str]:
-    """Markdown tables from results.csv: "cpu" and "cuda", the cases; "scaling", what grows; "train", steps of training;
-    "decode", reading and searching; "data", the tools for data."""
-    rows = load(path)
-    gpu = [row for row in rows if "NVIDIA" in row.device and _is_loss(row)]
-    cpu = [row for row in rows if "NVIDIA" not in row.device and _is_loss(row)]
-    growing = {case.name for case in SCALING}
-    return {
-        "bench": table([row for row in cpu + gpu if row.case not in growing and "-64" not in row.case], brief=True),
-        "cpu": table(cpu),
-        "cuda": table([row for row in gpu if row.case not in growing]),
-        "scaling": table([row for row in gpu if row.case in growing]),
-        "train": table([row for row in rows if _is_step(row)]),
-        "decode": table([row for row in rows if row.case.startswith(DECODE)]),
-        "data": table([r for r in rows if not (_is_loss(r) or _is_step(r) or r.case.startswith(DECODE))]),
-    }
-
-
-def table(rows: Sequence[Measurement], brief: bool = False) -> str:
-    """Rows as Markdown: a line for each case and provider, the machine above; `brief` gives the ratios alone."""
-    parts = []
-    for machine in dict.fromkeys((row.device, row.torch, row.starseq) for row in rows):
-        here = [row for row in rows if (row.device, row.torch, row.starseq) == machine]
-        losses = [row for row in here if _is_loss(row)]
-        steps = [row for row in here if _is_step(row)]
-        others = [row for row in here if not _is_loss(row) and not _is_step(row)]
-        lines = ["{}, torch {}, starseq {}:".format(*machine), ""]
-        if losses:
-            lines += _ratios(losses) if brief else _losses(losses)
-        if steps:
-            lines += ["", *_steps(steps)] if losses else _steps(steps)
-        if others:
-            lines += ["| what | of | measured |", "|---|---|---|"]
-            lines += [f"| {row.case.removeprefix(DECODE)} | {row.shape} | {row.p50:.4g} {row.unit} |" for row in others]
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) or "(not measured yet)"
-
-
-def plot(path: Path, out: Path) -> None:
-    """Draws how cost grows with frames and with the vocabulary, from results.csv, as SVG (the same bytes every time)."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    rows = [row for row in load(path) if row.metric == "time"]
-    for place, (case, axis) in enumerate((("frames", 1), ("vocabulary", 2)), 1):
-        axes = figure.add_subplot(1, 2, place)
-        here = [row for row in rows if row.case == case]
-        for provider in dict.fromkeys(row.provider for row in here):
-            points = sorted((int(row.shape.split(", ")[axis]), row.p50) for row in here if row.provider == provider)
-            axes.loglog(*zip(*points, strict=True), marker="o", markersize=3, label=provider)
-        axes.set_xlabel(
-            {"frames": "frames (B = 8, V = 80, U = T / 5, at most 600)"}.get(
-                case, "vocabulary (B = 8, T = 200, U = 25)"
-            )
-        )
-        axes.set_ylabel("forward + backward, ms")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-    text = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "starseq"}):
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    write_text(out, text.getvalue())
-
-
-def _is_loss(row: Measurement) -> bool:
-    return row.provider.split(",")[0] in PROVIDERS and not _is_step(row)
-
-
-def _is_step(row: Measurement) -> bool:
-    """A row of `bench_train`."""
-    return row.case.startswith(TRAIN)
-
-
-def _standard_error(row: Measurement) -> float:
-    """Of the median, as for normal noise: its deviation is (p80 - p20) / 1.683, and a median errs by 1.253 of a mean."""
-    return 1.253 * (row.p80 - row.p20) / 1.683 / math.sqrt(row.runs)
-
-
-def _with_error(ratio: Measurement) -> str:
-    """Of a step, with its error, both to the second digit of that, but no further than files keep; else to four digits."""
-    error = _standard_error(ratio)
-    if not _is_step(ratio) or error == 0:
-        return f"{ratio.p50:.4g}"
-    decimals = min(4, max(2, 1 - math.floor(math.log10(error))))
-    return f"{ratio.p50:.{decimals}f} ± {error:.{decimals}f}"
-
-
-def _steps(rows: Sequence[Measurement]) -> list[str]:
-    lines = [
-        "| model | B, T, V, U | type | criterion | ms a step, median (20th to 80th percentile) "
-        "| over the faster CTC, median ± standard error | utterances a second | peak memory, MiB |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    found = {(row.case, row.shape, row.dtype, row.provider, row.metric): row for row in rows}
-    for key in dict.fromkeys(key[:4] for key in found):
-        spent, ratio, speed, memory = (found[(*key, metric)] for metric in ("time", "ratio", "speed", "memory"))
-        times = f"{spent.p50:.4g} ({spent.p20:.4g} to {spent.p80:.4g})"
-        over = _with_error(ratio) if ratio.p80 > ratio.p20 else f"{ratio.p50:.3f}"
-        lines.append(f"| {' | '.join(key)} | {times} | {over} | {speed.p50:.4g} | {_mebibytes(memory)} |")
-    return lines
-
-
-def _losses(rows: Sequence[Measurement]) -> list[str]:
-    lines = [
-        "| case | B, T, V, U | type | what | ms, median (20th to 80th percentile) | over torch | peak memory, MiB |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    found = {(row.case, row.shape, row.dtype, row.provider, row.metric): row for row in rows}
-    for key in dict.fromkeys(key[:4] for key in found):
-        spent, ratio, memory = (found[(*key, metric)] for metric in ("time", "ratio", "memory"))
-        times = f"{spent.p50:.3g} ({spent.p20:.3g} to {spent.p80:.3g})"
-        lines.append(f"| {' | '.join(key)} | {times} | {ratio.p50:.2f} | {_mebibytes(memory)} |")
-    return lines
-
-
-def _mebibytes(memory: Measurement) -> str:
-    """Empty where it is not known: what is replayed takes no memory of its own when it runs."""
-    if math.isnan(memory.p50):
-        return ""
-    return f"{memory.p50:.4g}" if memory.p50 < 10_000 else f"{memory.p50:,.0f}"
-
-
-def _ratios(rows: Sequence[Measurement]) -> list[str]:
-    ratios = {(row.case, row.provider): row for row in rows if row.metric == "ratio"}
-    names = list(dict.fromkeys(case for case, _ in ratios))
-    lines = ["| time over torch's | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    for provider in dict.fromkeys(row.provider for row in rows if row.provider != BASELINE):
-        lines.append(f"| {provider} | " + " | ".join(f"{ratios[name, provider].p50:.2f}" for name in names) + " |")
-    return lines
 
 
 def _measure(case: Case, device: str, seconds: float) -> list[Measurement]:

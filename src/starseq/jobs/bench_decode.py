@@ -27,7 +27,8 @@ from starseq.decode.greedy import greedy
 from starseq.decode.nbest import NBest
 from starseq.decode.ngram_automaton import NGramAutomaton
 from starseq.decode.rescore import rescore
-from starseq.jobs.bench import DECODE, Measurement, Progress, _processor
+from starseq.jobs.bench import Progress, _processor
+from starseq.jobs.bench_results import DECODE, Measurement
 from starseq.lm import Scorer
 from starseq.lm.estimate import estimate
 from starseq.lm.ngram import NGram

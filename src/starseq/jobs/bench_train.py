@@ -34,17 +34,8 @@ from torch import Tensor
 
 import starseq
 from starseq import models
-from starseq.jobs.bench import (
-    BASELINE,
-    PROVIDERS,
-    REPLAYED,
-    Measurement,
-    Progress,
-    _captured,
-    _machine,
-    _peak_memory,
-    _percentiles,
-)
+from starseq.jobs.bench import PROVIDERS, Progress, _captured, _machine, _peak_memory, _percentiles
+from starseq.jobs.bench_results import BASELINE, REPLAYED, Measurement
 from starseq.models.letter_to_word import LETTERS
 
 __all__ = ["CASES", "TrainCase", "bench_train"]
