@@ -175,8 +175,8 @@ def _aims(results: Results) -> str:
             columns.setdefault(", ".join(said) + points, []).append(title)
     if not columns:
         return ""
-    aims = "; ".join(f"{aim} ({' / '.join(titles)})" for aim, titles in columns.items())
-    return f"Aims: {aims}. Bold: reached; italics: missed."
+    lines = [f"- {aim}: {'; '.join(titles)}" for aim, titles in columns.items()]
+    return "\n".join(["Aims, set in advance; bold: reached, italics: missed.", "", *lines])
 
 
 def _base(results: Results) -> str:
@@ -187,7 +187,7 @@ def _base(results: Results) -> str:
         said = f"Ratios are to the supervised model, {model} on all labels: test {table.metric.upper()} {base:.2f} %"
         if table.base_at_most is not None:
             weak = "weaker than that, so read the ratios with care" if base > table.base_at_most else "met"
-            said += f" (at most {table.base_at_most:g} % was asked of it: {weak})"
+            said += f" (set in advance: at most {table.base_at_most:g} %; {weak})"
         notes.append(f"{said}.")
     sizes = {line["train"]["parameters"] for line in results.lines if "train" in line}
     if sizes:
@@ -241,7 +241,7 @@ def _rules(table: Table) -> dict[str, str]:
     """The methods that differ from the schedules in how p is tuned alone, with their titles."""
     alike = {"criterion.name=stc", *table.schedules.get("train", ())}
     return {
-        method: str(spec.get("title", method)).removeprefix("STC ")
+        method: str(spec.get("title", method)).removeprefix("STC, p ")
         for method, spec in table.methods.items()
         if "from" not in spec
         and "penalty.name=adaptive" in spec.get("train", ())
@@ -261,8 +261,10 @@ def _pseudo(results: Results) -> str:
                 words = shlex.split(last)
                 options = dict(zip(words, words[1:], strict=False))
                 kind = options["--kind"] + (", with a language model" if "--lm" in options else "")
-                weights = [options[name] for name in ("--alpha", "--beta") if float(options.get(name, 0))]
-                kind += f" at {' and '.join(weights)}" if weights else ""
+                weights = [
+                    f"{name} {options[f'--{name}']}" for name in ("alpha", "beta") if float(options.get(f"--{name}", 0))
+                ]
+                kind += "".join(f", {weight}" for weight in weights)
                 kind += ", repeats merged" if "--merge-repeats" in words else ""
                 spec = table.methods[method]
                 teachers = [_title(table, spec["from"])]
@@ -281,7 +283,7 @@ def _pseudo(results: Results) -> str:
         "teacher",
         f"{name} % of the partial labels",
         f"{name} % of the pseudo-labels",
-        "as many as % of the complete",
+        "labels, % of the true number",
         "rows lost",
     ]
     return _markdown([*head, f"student, dev {name} %", f"student, test {name} %"], rows) if rows else ""
@@ -298,15 +300,30 @@ def _searches(results: Results) -> str:
     for condition in table.conditions:
         for method, spec in sorted(searched.items(), key=lambda item: str(item[1]["from"])):
             for line in results.cells.get((condition, method), []):
-                merged = "merged" if "--merge-repeats" in spec["lm"]["search"] else "by the criterion"
+                merged = "merged" if "--merge-repeats" in spec["lm"]["search"] else _repeats(table, spec["from"])
                 found = [line["errors"]["test"][how][metric] for how in ("greedy", "beam")]
                 rows.append([
                     _condition(condition), _title(table, spec["from"]), str(line["seed"]), merged,
                     f"{line['weights']['beta']:g}", *map(_number, found),
                 ])  # fmt: skip
     name = metric.upper()
-    head = ["labels dropped", "method", "seed", "repeats", "beta", f"test {name} %, greedy", f"test {name} %, search"]
+    head = [
+        "labels dropped",
+        "method",
+        "seed",
+        "repeats",
+        "weight a token (beta)",
+        f"test {name} %, greedy",
+        f"test {name} %, search",
+    ]
     return _markdown(head, rows) if rows else ""
+
+
+def _repeats(table: Table, method: str) -> str:
+    """How the criterion of a method has them."""
+    train = table.all_methods()[method].get("train", ())
+    criterion = [setting.partition("=")[2] for setting in train if setting.startswith("criterion.name=")][-1]
+    return "kept" if criterion in ("stc", "selfless_ctc") else "as in CTC"
 
 
 def _share(line: Record, partial: float | None) -> float | None:

@@ -127,9 +127,9 @@ def test_ratios_and_targets_good_and_bad(lines: Lines) -> None:
     assert first(rows, "0.3")[1:] == ["44.0, 2.20 x", "", "**23.0, 1.15 x**", "21.0, 1.05 x", ""]
     assert first(rows, "0.7")[3] == "*60.0, 3.00 x*"
     text = lines.page()["table1"]
-    assert "CTC on all labels: test CER 20.00 % (at most 20 % was asked of it: met)." in text
+    assert "CTC on all labels: test CER 20.00 % (set in advance: at most 20 %; met)." in text
     assert "Every model has 1,234 parameters and 1,000 steps of training." in text
-    assert "Aims: 1.15 x at 0.3, 2.5 x at 0.7 (STC self-tuned). Bold: reached; italics: missed." in text
+    assert text.endswith("bold: reached, italics: missed.\n\n- 1.15 x at 0.3, 2.5 x at 0.7: STC self-tuned")
 
 
 def test_large_ratios_have_no_decimals(lines: Lines) -> None:
@@ -164,7 +164,7 @@ def test_a_weak_base_is_called_weak_and_points_count_too(lines: Lines) -> None:
     lines.write_table((TABLE + "or_points: 1\n").replace('"0.3": 1.15', '"0.3": 1.01'))
     assert "weaker than that, so read the ratios with care" in lines.page()["table1"]
     assert first(lines.rows(), "0.3")[3] == "**21.9, 1.04 x**"
-    assert "Aims: 1.01 x at 0.3, 2.5 x at 0.7, or 1 point more than the supervised model (STC" in lines.page()["table1"]
+    assert "- 1.01 x at 0.3, 2.5 x at 0.7, or 1 point more than the supervised model: STC" in lines.page()["table1"]
 
 
 def test_dev_chooses_the_schedule_and_three_seeds_judge(lines: Lines) -> None:
@@ -182,13 +182,13 @@ def test_dev_chooses_the_schedule_and_three_seeds_judge(lines: Lines) -> None:
         ["---", "---"],
         ["p from .03 to .1", "**25.0**"],
         ["p from .3 to .7", "26.0"],
-        ["self-tuned", "24.0"],
+        ["STC self-tuned", "24.0"],
     ]
     assert lines.rows("table1-rules") == [
         ["test CER %, three seeds or more", "0.3"],
         ["---", "---"],
         ["best schedule", "30.2 ± 0.20 (.03 to .1)"],
-        ["self-tuned", "30.6 ± 0.36, worse"],
+        ["STC self-tuned", "30.6 ± 0.36, worse"],
     ]
 
 
@@ -302,10 +302,18 @@ def test_searches_without_a_language_model_stand_together(lines: Lines) -> None:
     for method, error, beta in (("stc+kept", 20.0, -0.5), ("stc+merged", 19.0, 2.0)):
         lines.add("0.3", method, error, weights={"alpha": 0.0, "beta": beta})
     assert lines.rows("table1-searches") == [
-        ["labels dropped", "method", "seed", "repeats", "beta", "test CER %, greedy", "test CER %, search"],
+        [
+            "labels dropped",
+            "method",
+            "seed",
+            "repeats",
+            "weight a token (beta)",
+            "test CER %, greedy",
+            "test CER %, search",
+        ],
         ["---"] * 7,
         ["0.3", "STC self-tuned", "0", "merged", "2", "19.0", "19.0"],
-        ["0.3", "STC self-tuned", "0", "by the criterion", "-0.5", "20.0", "20.0"],
+        ["0.3", "STC self-tuned", "0", "kept", "-0.5", "20.0", "20.0"],
     ]
 
 
