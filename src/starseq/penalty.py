@@ -79,52 +79,37 @@ class InsertionPenalty(nn.Module):
 
 
 class AdaptivePenalty(nn.Module):
-    r"""The star's weight p, as its logarithm, tuned while training goes on, without knowing how many labels are missing:
+    r"""The star's weight p, as its logarithm, tuned while training goes on: what the model reads against what the labels have.
 
-        d = 1 - r^2 U / max(N, U),    N tokens that the model reads, r the share of the U labels where it reads something
+        d = 1 - r^2 U / max(N, U)             the share of tokens that seem to be missing
+        p = d                                 by default
+        p = d^(1 - t (1 - 1 / root))          with `steps`: it rises to the root of d by the end of the training
+        p = d^(1 - g) e^(g / root)            with `token_quantile`: it goes to the root of what most tokens lack
 
-    N / r estimates how many tokens there are (what it overlooks among the labels it overlooks elsewhere too), so 1 - r U / N is the
-    share of them that the transcripts lack. The other r is for the way there: a model that reads nothing yet gets p near `p_max`,
-    so that what has no label costs little and tokens are learned from those that have one; as it learns to read, r goes to 1 and d
-    falls, from above, to the missing share, what p means.
+    N tokens are read and U labels there; r is the share of the labels at which something is read, g the square of the share that
+    is read as it is, t the share of the `steps` that is done. e is what `token_quantile` of the tokens that are read lack at most,
+    each kind by itself, but not more than 2 d. With both, p = s^(1 - t (1 - 1 / root)), s = d^(1 - g) e^g. For `matching="all"`
+    there is a rule of its own, without these two. docs/algorithm.md, section 11, says why; docs/guide.md, which to take.
 
-    But at p = d a model that can learn its data by heart reads blanks where a label is missing. Where a token stands, labelled in
-    the share 1 - d of such places, the log-likelihood grows by 1 - d / p as the model gets surer of it; where none stands, by 1 - p
-    as it gets surer of the blank. Both pull the right way if d < p < 1, and equally hard if p = sqrt(d). And p < d holds for single
-    tokens that are missing more often than others: these the model unlearns. So, with both `steps` and `token_quantile`,
+    Call `observe` with a batch of every step, or of every few, and `advance` after every optimiser step. Counts are summed over the
+    processes of `torch.distributed`. Nothing waits for the device, and everything is in `state_dict`, whose size depends on
+    `token_quantile` and `matching`.
 
-        p = s^(1 - t * (1 - 1 / root)),    s = d^(1 - g) * e^g,    g = a^2, a the share of the labels that are read as they are
+    Args:
+        p0: where p begins; 0.9 by default, 0.5 for `matching="all"`.
+        p_min, p_max: p stays between them.
+        rate: the log-odds of p move by no more at a step.
+        window: counts are those of the last so many steps.
+        threshold: something is read at a frame where the best token comes to more than this against the blank; the same token in
+            neighbouring frames is read once.
+        steps: of the training, see above.
+        token_quantile: such as 0.75, see above.
+        root: 2 by default; 3 is the cube root. For `steps` and `token_quantile`.
+        matching: that of the loss.
+        blank: that of the loss.
 
-    where t is the share of the training's `steps` that is done (p is not the root at once: what a model reads at first is mostly
-    wrong, and should cost something), and e what so many of the tokens that are read (0.75: three quarters of them) lack at most,
-    each by itself: 1 - r^2 U_v / max(N_v, U_v); but not more than 2 d, for a token that others are taken for seems to lack labels,
-    too. (Tokens are counted by their number modulo 1024, and as if each had been read 20 times more, labelled as all together are:
-    a rare one says nothing.) With `steps` alone s is d; with `token_quantile` alone p = d^(1 - g) * e^(g / root); with neither p is
-    d. With nothing missing p ends at `p_min`, or at the root of it. `root` is 2 by default. With more, such as 3 for the cube root,
-    p ends higher: reading can leave out what a model shows too readily (by the weight of the length in a search), but it cannot
-    bring back what the model unlearned.
-
-    For `matching="all"` there is a bound on p, and a rule of its own. A model that shows every token twice doubles the embeddings
-    at each of the U labels and pays p for each of the N tokens, so above 2^(-U / N) = 2^(d - 1) it learns to do that. This lies
-    above d, which is what p means there; and below d tokens are unlearned. So p goes to the geometric middle of the two as labels
-    are read, from 1/2, which is not above the bound whatever is missing:
-
-        log-odds of p = r^2 * log-odds of sqrt(d * 2^(d - 1)),    d = 1 - r U / max(M, U)
-
-    M is N without doubles. Of the tokens that are read N2 come after the same token, of the labels U2 after the same label; what is
-    more than their share is not counted: M = min(N, (N - N2) / max(0.1, 1 - U2 / U)). (Counted, it would raise p above the bound as
-    soon as a model begins to show tokens twice, and the model would go on.) `steps`, `token_quantile` and
-    `root` are not for this rule.
-
-    Something is read at a frame where the best token comes to more than `threshold` against the blank, right or wrong, and the
-    same token in neighbouring frames is read once. (Where labels stand is found by plain STC, whatever the loss is: a label that
-    lasts needs one frame to be counted.) So p itself hardly moves what is counted: where it is too low a model puts
-    blanks beside true tokens, where it is too high it repeats them. (The expected insertions of the loss do not tell: for every p
-    below the missing share there is a model that explains the transcripts equally well, and expects just p.)
-
-    Call `observe` with a batch of every step, or of every few, and `advance` after every optimiser step. The counts are those of
-    the last `window` steps, over all processes of `torch.distributed`; the log-odds of p move by at most `rate` a step. Nothing
-    waits for the device, and everything is in `state_dict`, whose size depends on `token_quantile` and `matching`.
+    Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate or steps that are not positive, a window
+    or a root under 1, for a root without `steps` and `token_quantile`, and for `matching="all"` with any of the three.
 
         >>> penalty = AdaptivePenalty()
         >>> round(penalty().exp().item(), 4)
@@ -135,11 +120,6 @@ class AdaptivePenalty(nn.Module):
         ...     penalty.advance()
         >>> round(penalty().exp().item(), 4)      # half of the tokens are missing
         0.5
-
-    `p0` is 0.9 by default, and 0.5 for `matching="all"`.
-
-    Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate or steps that are not positive, a window
-    or a root under 1, for a root without `steps` and `token_quantile`, and for `matching="all"` with any of the three.
     """
 
     log_odds: Tensor
@@ -254,7 +234,7 @@ class AdaptivePenalty(nn.Module):
         self.step += 1
 
     def _of_all(self) -> Tensor:
-        """Where p should be, for all embeddings."""
+        """Where p should be, for all embeddings: logit p = r^2 logit sqrt(d 2^(d - 1)), with a d that counts no doubled tokens."""
         found, read, known, read_again, known_again = self.counts
         usual = (known - known_again) / known.clamp(min=1)
         single = torch.minimum(read, (read - read_again) / usual.clamp(min=0.1))

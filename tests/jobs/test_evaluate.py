@@ -171,7 +171,7 @@ def test_the_commands(run: Path, command: Command, tmp_path: Path) -> None:
         (["evaluate", "{run}", "--device", "gpu"], "device 'gpu' is none of auto, cpu, cuda, cuda:1, ..."),
         (["evaluate", "{run}", "--device", "cuda:x"], "device 'cuda:x' is none of auto, cpu, cuda, cuda:1, ..."),
         (["evaluate", "{run}", "--lm", "none.arpa"], "none.arpa: no such file or directory"),
-        (["tune", "{run}", "--rounds", "0"], "rounds: 0 is not a number of searches"),
+        (["tune", "{run}", "--rounds", "0"], "rounds: 0 is too few: the first search has the weights"),
         (["transcribe", "{tmp}/none", "a.png"], "no such run folder"),
         (["report", "{run}", "--split", "test"], "split 'test' was not evaluated (there is none)"),
     ],
