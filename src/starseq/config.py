@@ -153,6 +153,8 @@ class Optim:
     """largest norm of the gradient"""
     batches_per_step: int = 1
     """over all processes: each accumulates its share of them"""
+    average: float = 0.0
+    """what is read and saved are averaged weights, whose mean age is about this share of the steps so far; 0: those of the last"""
 
 
 @dataclass(frozen=True)
@@ -621,6 +623,8 @@ def _check(recipe: Recipe) -> None:
             raise DataError(f"{key}: {value} is not above 0")
     if optim.schedule.name == "cosine" and trainer.max_steps is None:
         raise DataError("trainer.max_steps must be given: the cosine schedule ends there")
+    if not 0 <= optim.average < 1:
+        raise DataError(f"optim.average: {optim.average} is not a share of the steps, at least 0 and below 1")
     if len(optim.betas) != 2:
         raise DataError(f"optim.betas: {list(optim.betas)} are not two numbers")
 

@@ -89,6 +89,7 @@ CASES = {
         "optim.name=adagrad", "optim.schedule={name: plateau, patience: 1}", "trainer.eval_every=2",
     ),
     "momentum, bf16": ("optim.name=sgd", "optim.momentum=0.9", "trainer.precision=bf16", "optim.lr=0.001"),
+    "averaged": ("optim.average=0.3",),
     "workers": ("data.workers=1", "data.cache=false"),
     "sharper": ("sharpness={final: 4, begin: 1, end: 4}", "penalty={name: adaptive}"),
 }  # fmt: skip

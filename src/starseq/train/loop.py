@@ -28,6 +28,7 @@ from starseq.runs import folder as layout
 from starseq.runs.emissions import normal_text
 from starseq.text.error_rate import ErrorCounts, count_errors
 from starseq.text.tokeniser import Tokeniser
+from starseq.train.average import Average
 from starseq.train.checkpoint import load_checkpoint, save_checkpoint, writing
 from starseq.train.data import LabelledSet, TrainingData
 from starseq.train.metrics import Log, Metrics
@@ -161,6 +162,7 @@ class Loop:
         )
         self.sharpness = recipe.sharpening()
         self.model = fabric.setup_module(model)
+        self.average = Average(model, recipe.optim.average) if recipe.optim.average else None
         # Not wrapped by Fabric: a scaler of half-precision gradients must reach the optimiser itself.
         self.optimizer = optimizer_for(recipe.optim, model, fabric.device)
         self.scaler = torch.amp.GradScaler(fabric.device.type, enabled=recipe.trainer.precision == "fp16")
@@ -323,6 +325,8 @@ class Loop:
             return False
         self._skipped_in_a_row = 0
         cast(Any, self.penalty).advance()
+        if self.average is not None:
+            self.average.update(self.network)
         at.step += 1
         sums, (utterances, labels, frames) = self.sums, pending.counts.tolist()
         sums.loss, sums.norm, sums.steps = sums.loss + loss, sums.norm + norm_value, sums.steps + 1
@@ -446,6 +450,11 @@ class Loop:
         self._tick(training=False)
         return error
 
+    @property
+    def result(self) -> nn.Module:
+        """The network that is read and saved: that of averaged weights, where the recipe wants it."""
+        return self.network if self.average is None else self.average.network
+
     @torch.no_grad()
     def dev_errors(self, dev: LabelledSet) -> ErrorCounts:
         """Errors of greedy decoding against the full texts; each process takes its share of the batches."""
@@ -453,13 +462,13 @@ class Loop:
         sampler = BatchSampler(dev.sizes, budget=data.budget, max_items=data.max_items, shuffle=False)
         batches = list(sampler)[fabric.global_rank :: fabric.world_size]
         merge = criteria.merges_repeats(self.recipe.criterion.name)
-        self.network.eval()
+        network = self.result.eval()
         total = ErrorCounts()
         workers = 0 if data.cache else data.workers
         for batch in self._loader(dev, cast(BatchSampler, batches), workers):
             moved = self._moved(batch)
             with self.objective.autocast(fabric.device):
-                logits, lengths = self.network(moved.x, moved.lengths)
+                logits, lengths = network(moved.x, moved.lengths)
             for labels, reference in zip(greedy(logits, lengths, merge_repeats=merge), batch.references, strict=True):
                 truth, read = normal_text(self.tokeniser, reference), self.tokeniser.decode(labels)
                 in_words = self.tokeniser.unit == "word"
@@ -490,9 +499,7 @@ class Loop:
         if self.fabric.global_rank == 0:
             log_penalty = self.penalty().item() if self.objective.star else None
             with writing(self.folder, self.saved_step):
-                layout.save_model(
-                    self.folder, self.network, step=self.at.step, log_penalty=log_penalty, dev_error=error
-                )
+                layout.save_model(self.folder, self.result, step=self.at.step, log_penalty=log_penalty, dev_error=error)
 
     def save(self) -> None:
         """Writes the checkpoint: all that decides the steps to come."""
@@ -509,6 +516,8 @@ class Loop:
                 "position": asdict(self.at),
                 "sums": asdict(self.sums),
             }
+            if self.average is not None:
+                state["average"] = self.average.state_dict()
             with writing(self.folder, self.saved_step):
                 save_checkpoint(self.folder / layout.CHECKPOINT, state)
         self.saved_step = self.at.step
@@ -528,6 +537,8 @@ class Loop:
             self.scaler.load_state_dict(state["scaler"])
             self.plateau, self.at = Plateau(**state["plateau"]), _Position(**state["position"])
             self.sums = _Sums(**state["sums"])
+            if self.average is not None:
+                self.average.load_state_dict(state["average"])
         except ValueError as error:
             raise DataError(f"{path}: cannot go on from it, for {error}") from None
         except (RuntimeError, KeyError, TypeError) as error:
