@@ -154,7 +154,7 @@ class Optim:
     batches_per_step: int = 1
     """over all processes: each accumulates its share of them"""
     average: float = 0.0
-    """what is read and saved are averaged weights, whose mean age is about this share of the steps so far; 0: those of the last"""
+    """what is read and saved are averaged weights, of a mean age of nearly this share of the steps so far; 0: those of the last"""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import comb
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,11 +28,11 @@ def test_what_a_step_counts(times: int, steps: int) -> None:
     torch.manual_seed(0)
     network, seen = nn.Linear(3, 2).double(), []
     average = Average(network, 1 / times)
-    for _ in range(steps):
+    for step in range(1, steps + 1):
         for parameter in network.parameters():
             nn.init.normal_(parameter)
         seen.append(network.weight.detach().clone())
-        average.update(network)
+        average.update(network, step)
     if steps < times:  # all is forgotten but the last
         expected = seen[-1]
     else:
@@ -45,11 +46,12 @@ def test_what_a_step_counts(times: int, steps: int) -> None:
 def test_buffers_are_those_of_the_network() -> None:
     network = nn.BatchNorm1d(2)
     average = Average(network, 0.1)
-    for _ in range(30):
+    for step in range(1, 31):
         network(torch.randn(4, 2) + 3)
-        average.update(network)
+        average.update(network, step)
     assert average.network.num_batches_tracked == 30
     assert torch.equal(average.network.running_mean, network.running_mean)
+    assert average.network.weight.data_ptr() != network.weight.data_ptr()
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
@@ -69,17 +71,24 @@ def test_averages_are_read_and_saved_and_training_does_not_know(
     root = tiny.corpus(tmp_path / "digits")
     read: list[dict[str, Tensor]] = []
     after: list[dict[str, Tensor]] = []
-    real_errors, real_save = Loop.dev_errors, Loop._after_step
+    init, after_step = Loop.__init__, Loop._after_step
 
-    def errors(self: Loop, *arguments: object) -> object:
-        read.append({name: weight.clone() for name, weight in self.result.state_dict().items()})
-        return real_errors(self, *arguments)  # type: ignore[arg-type]
+    def weights(network: nn.Module) -> dict[str, Tensor]:
+        return {name: weight.clone() for name, weight in network.state_dict().items()}
 
-    def step(self: Loop, *arguments: object) -> None:
-        after.append({name: weight.clone() for name, weight in self.network.state_dict().items()})
-        real_save(self, *arguments)  # type: ignore[arg-type]
+    def watched(self: Loop, *arguments: Any) -> None:
+        init(self, *arguments)
+        networks = [self.network] if self.average is None else [self.network, self.average.network]
+        for network in networks:
+            network.register_forward_hook(
+                lambda network, inputs, output: None if network.training else read.append(weights(network))
+            )
 
-    monkeypatch.setattr(Loop, "dev_errors", errors)
+    def step(self: Loop, *arguments: Any) -> None:
+        after.append(weights(self.network))
+        after_step(self, *arguments)
+
+    monkeypatch.setattr(Loop, "__init__", watched)
     monkeypatch.setattr(Loop, "_after_step", step)
     monkeypatch.setattr("starseq.jobs.train._draw_curves", lambda folder: None)
     plain, averaged = (("trainer.max_steps=8", f"optim.average={share}") for share in (0, 0.25))
@@ -93,8 +102,9 @@ def test_averages_are_read_and_saved_and_training_does_not_know(
     saved = load_file(tmp_path / "averaged" / "model.safetensors")
     run = runs.load(tmp_path / "averaged").model.state_dict()
     assert len(after) == 8
+    assert read
     for name, weight in saved.items():
         expected = sum(count * step[name].double() for count, step in zip(counts, after, strict=True))
         torch.testing.assert_close(weight.double(), expected, rtol=1e-5, atol=1e-6)
-        assert torch.equal(weight, read[-1][name])
+        assert all(torch.equal(weight, network[name]) for network in read)
         assert torch.equal(weight, run[name])

@@ -325,9 +325,9 @@ class Loop:
             return False
         self._skipped_in_a_row = 0
         cast(Any, self.penalty).advance()
-        if self.average is not None:
-            self.average.update(self.network)
         at.step += 1
+        if self.average is not None:
+            self.average.update(self.network, at.step)
         sums, (utterances, labels, frames) = self.sums, pending.counts.tolist()
         sums.loss, sums.norm, sums.steps = sums.loss + loss, sums.norm + norm_value, sums.steps + 1
         sums.utterances, sums.labels, sums.frames = (
@@ -517,7 +517,7 @@ class Loop:
                 "sums": asdict(self.sums),
             }
             if self.average is not None:
-                state["average"] = self.average.state_dict()
+                state["average"] = self.average.network.state_dict()
             with writing(self.folder, self.saved_step):
                 save_checkpoint(self.folder / layout.CHECKPOINT, state)
         self.saved_step = self.at.step
@@ -538,7 +538,7 @@ class Loop:
             self.plateau, self.at = Plateau(**state["plateau"]), _Position(**state["position"])
             self.sums = _Sums(**state["sums"])
             if self.average is not None:
-                self.average.load_state_dict(state["average"])
+                self.average.network.load_state_dict(state["average"])
         except ValueError as error:
             raise DataError(f"{path}: cannot go on from it, for {error}") from None
         except (RuntimeError, KeyError, TypeError) as error:
