@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from benchmarks.steps import BEST, FULL, TABLES, Record, Table
+from benchmarks.steps import BEST, FULL, TABLES, Record, Table, in_order
 from benchmarks.work import current, read_lines
 
 from starseq.config import load_recipe
@@ -62,7 +62,7 @@ class Results:
 
 def load(results: Path | None = None, folder: Path = TABLES) -> list[Results]:
     lines = read_lines() if results is None else read_lines(results)
-    tables = [Table.load(str(path)) for path in sorted(folder.glob("*.yaml"))]
+    tables = [Table.load(str(path)) for path in sorted(folder.glob("*.yaml"), key=in_order)]
     return [Results(table, current(table, lines)) for table in tables]
 
 

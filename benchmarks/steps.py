@@ -87,6 +87,11 @@ class Cell:
         return self.steps[-1].key
 
 
+def in_order(path: Path) -> tuple[int, str]:
+    """Sorts files by number: 2 before 10."""
+    return len(path.stem), path.stem
+
+
 @dataclass(frozen=True)
 class Table:
     """A file of benchmarks/cells/. `base` names another table, whose keys hold where a file has none of its own."""
@@ -136,7 +141,7 @@ class Table:
         """By its number, or by the path of a file."""
         path = Path(name) if name.endswith(".yaml") else TABLES / f"{name}.yaml"
         if not path.is_file():
-            there = ", ".join(sorted(file.stem for file in TABLES.glob("*.yaml")))
+            there = ", ".join(path.stem for path in sorted(TABLES.glob("*.yaml"), key=in_order))
             raise Mistake(f"table {name!r} is none of {there}, and not a .yaml file")
         try:
             tree = yaml.safe_load(path.read_text(encoding="utf-8"))
