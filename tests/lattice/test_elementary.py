@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
 
 import numba
 import numpy as np
@@ -160,15 +158,3 @@ def test_exp_of_lanes_of_float64() -> None:
     out = np.empty_like(edges)
     _exp_of_doubles(edges, out, np.empty(0, np.float32))
     np.testing.assert_array_equal(out, np.array([1, 1, 0, INF, NAN, 0, INF, INF, 0]))
-
-
-def test_code_older_than_a_source_is_forgotten(tmp_path: Path) -> None:
-    old, new, source = (tmp_path / "op" / name for name in ("__pycache__/a.nbi", "__pycache__/b.nbi", "c_numba.py"))
-    for time, path in enumerate((old, source, new), 1):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        os.utime(path, (time, time))
-    elementary.forget_stale_code(tmp_path)
-    assert not old.exists()
-    assert new.exists()
-    elementary.forget_stale_code(tmp_path / "no such folder")

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numba
 import numpy as np
+
+from starseq.numba_cache import kept
 
 _GOLDEN = np.int64(-7046029254386353131)  # 2^64 / golden ratio: spreads keys over the table
 _NEGLIGIBLE = 30.0  # a share of e^-30 changes no confidence
@@ -21,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def jit(function: F) -> F:
     """Compile, keep the result on the disk, release the GIL."""
-    compiled: F = numba.njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")(function)
+    compiled: F = kept(function, nogil=True, boundscheck=False, error_model="numpy")
     return compiled
 
 

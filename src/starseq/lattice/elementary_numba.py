@@ -7,11 +7,9 @@ given by `like`, an array: float32 takes polynomials (relative error about 1e-7)
 from __future__ import annotations
 
 import math
-from contextlib import suppress
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import numba
 import numpy as np
 from numba.core import types
 from numba.extending import overload
@@ -28,34 +26,20 @@ from starseq.lattice.lanes_numba import (
     widen,
     width,
 )
-
-
-def forget_stale_code(package: Path) -> None:
-    """Removes numba's indices of compiled code that are older than any source of compiled functions.
-
-    numba itself looks at a function's own file alone: after a change in what it calls, it would go on with what it has.
-    """
-    with suppress(OSError):  # where nothing may be written, nothing was
-        newest = max((path.stat().st_mtime for path in package.glob("*/*_numba.py")), default=0.0)
-        for index in package.glob("*/__pycache__/*.nbi"):
-            if index.stat().st_mtime < newest:
-                index.unlink(missing_ok=True)
-
-
-forget_stale_code(Path(__file__).parent.parent)
+from starseq.numba_cache import kept
 
 # Nobody calls a kernel from C: one wrapper less to compile.
 OPTIONS: dict[str, Any] = {
-    "nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "no_cfunc_wrapper": True,
+    "nogil": True, "boundscheck": False, "error_model": "numpy", "no_cfunc_wrapper": True,
 }  # fmt: skip
 # `contract` allows fused multiply-adds and nothing else: infinities, NaN and the order of sums stay as written. Without numba's
 # run-time (`_nrt`) nothing can be allocated, but a slice costs no counting of references, which is as much as a short loop.
-jit = numba.njit(fastmath={"contract"}, _nrt=False, **OPTIONS)
+jit: Any = partial(kept, fastmath={"contract"}, _nrt=False, **OPTIONS)
 # For what is called at every frame: an array is seven arguments, and handing over a few costs as much as a short loop. (Not for
 # all: what is inlined is compiled anew in each place.) Such a function has no wrapper for Python either: never call it from there.
-jit_inline = numba.njit(fastmath={"contract"}, _nrt=False, forceinline=True, no_cpython_wrapper=True, **OPTIONS)
+jit_inline: Any = partial(kept, fastmath={"contract"}, _nrt=False, forceinline=True, no_cpython_wrapper=True, **OPTIONS)
 # For the outermost functions, which allocate scratch space.
-jit_outer = numba.njit(**OPTIONS)
+jit_outer: Any = partial(kept, **OPTIONS)
 
 _ROUND = np.float32(1.4426950408889634)  # 1 / ln 2
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)

@@ -12,9 +12,9 @@ are made again from these on the way back: what is kept grows with the root of t
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,12 +22,13 @@ from torch import Tensor
 from starseq.lattice import lasting_torch, threads
 from starseq.lattice.elementary_numba import OPTIONS, jit_outer
 from starseq.lattice.gaps import Gaps, rows_of
+from starseq.numba_cache import kept
 
 _LARGE, _SMALL = 1e250, 1e-290  # what is below the second has lost digits; times the first that is nothing
 _AT_ONCE = 1 << 18  # states of all frames, up to which all are kept
 
 # Sums may be added up in any order; infinities and NaN stay as written. Otherwise as `elementary_numba.jit`.
-_jit = numba.njit(fastmath={"contract", "reassoc"}, _nrt=False, **OPTIONS)
+_jit: Any = partial(kept, fastmath={"contract", "reassoc"}, _nrt=False, **OPTIONS)
 
 
 def posteriors(

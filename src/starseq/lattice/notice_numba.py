@@ -10,8 +10,11 @@ from typing import Any
 
 from numba.core import event
 
+from starseq.numba_cache import can_keep
+
 __all__ = ["NOTICE", "Notice"]
 
+_NOT_KEPT = "the result cannot be kept: set NUMBA_CACHE_DIR to a folder that may be written"
 _PAUSE = 10.0  # seconds without any compiling: what comes then is something else, and is told again
 
 
@@ -26,7 +29,8 @@ class Notice(event.Listener):  # type: ignore[misc]  # numba has no types
             if self._clock() - self._last > _PAUSE:
                 # A warning, for those are shown where nobody has set up logging.
                 logging.getLogger("starseq").warning(
-                    "starseq: compiling for this CPU, for up to a minute; the result is kept"
+                    "starseq: compiling for this CPU, for up to a minute; "
+                    + ("the result is kept" if can_keep() else _NOT_KEPT)
                 )
             self._last = self._clock()
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numba
 import numpy as np
+
+from starseq.numba_cache import kept
 
 __all__ = ["bits_at", "jit", "match", "merge", "same_start", "sort"]
 
@@ -22,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def jit(function: F) -> F:
     """Compiled at the first call and kept on the disk; it lets other threads run."""
-    compiled: F = numba.njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")(function)
+    compiled: F = kept(function, nogil=True, boundscheck=False, error_model="numpy")
     return compiled
 
 
