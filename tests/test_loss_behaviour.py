@@ -9,7 +9,9 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests import cases
@@ -188,6 +190,17 @@ def test_modules_are_their_functions(criterion: str) -> None:
     expected = loss_of(criterion)(*arguments, **options)
     assert torch.equal(module(**options)(*arguments), expected)
     assert expected != loss_of(criterion)(*arguments, **options | {"normalized": True})
+
+
+@pytest.mark.parametrize("blank", [np.int64(2), torch.tensor(2)])
+def test_settings_are_there_to_be_read_and_the_blank_is_a_whole_number_of_any_library(blank: Any) -> None:
+    criterion = starseq.CTCLoss(blank=blank, reduction="sum", zero_infinity=True)
+    assert (criterion.blank, criterion.reduction, criterion.zero_infinity) == (2, "sum", True)
+    batch = torch.randn(4, 1, 3), torch.tensor([[1, 0]]), (4,), (2,)
+    assert torch.equal(criterion(*batch), starseq.ctc_loss(*batch, blank=2, reduction="sum"))
+    assert torch.equal(starseq.ctc_loss(*batch, blank=blank), starseq.ctc_loss(*batch, blank=2))
+    with pytest.raises(ValueError, match="blank: expected a whole number, got '0'"):
+        starseq.STCLoss(blank="0")  # type: ignore[arg-type]
 
 
 def test_the_stc_module_passes_on_what_is_the_stars() -> None:

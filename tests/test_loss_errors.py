@@ -34,7 +34,8 @@ BAD = [
     ({"reduction": "max"}, "reduction: 'max' is none of none, sum, mean"),
     ({"backend": "gtn"}, "backend: 'gtn' is none of auto, torch, numba, triton, wfst"),
     ({"logits": [[[0.0]]]}, "logits: expected a tensor, got list"),
-    ({"blank": 1.0}, "blank: 1.0 is outside 0..3, the vocabulary"),
+    ({"blank": 1.0}, "blank: expected a whole number, got 1.0"),
+    ({"blank": "0"}, "blank: expected a whole number, got '0'"),
     ({"input_lengths": (5,)}, f"input_lengths: expected 2 integers, got torch.int64 of shape (1,); {ONE_EACH}"),
     (
         {"input_lengths": torch.ones(2)},

@@ -6,6 +6,7 @@ import math
 import pickle
 import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -536,7 +537,12 @@ def test_what_has_seen_nothing_stays(matching: str) -> None:
 def _observe_in_a_process(rank: int, port: int, folder: str) -> None:
     torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     penalty = AdaptivePenalty()
-    penalty.observe(*_share_of(rank), batch_first=True)
+    model = torch.nn.Linear(1, 1)
+    model.penalty = penalty  # part of the model, whose buffers are made those of the first process at every forward
+    together = torch.nn.parallel.DistributedDataParallel(model)
+    for _ in range(2):  # gradients are accumulated
+        together(torch.ones(1, 1)).sum().backward()
+        penalty.observe(*_share_of(rank), batch_first=True)
     penalty.advance()
     torch.save(penalty.state_dict(), Path(folder, f"{rank}.pt"))
     torch.distributed.destroy_process_group()
@@ -553,9 +559,28 @@ def test_two_processes_count_together(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     torch.multiprocessing.spawn(_observe_in_a_process, (port, str(tmp_path)), nprocs=2)
     alone = AdaptivePenalty()
-    for rank in range(2):
-        alone.observe(*_share_of(rank), batch_first=True)
+    for rank in range(4):
+        alone.observe(*_share_of(rank % 2), batch_first=True)
     alone.advance()
     for rank in range(2):
         state = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         assert all(torch.equal(value, state[name]) for name, value in alone.state_dict().items())
+
+
+@pytest.mark.parametrize("penalty", [lambda: InsertionPenalty(0.3), lambda: AdaptivePenalty(token_quantile=0.75)])
+def test_who_makes_modules_without_memory_can_set_them_to_their_beginning(penalty: Callable[[], Any]) -> None:
+    """As transformers does: buffers that a checkpoint lacks come one by one, and hold anything."""
+    with torch.device("meta"):
+        made = penalty()
+    for name, buffer in list(made._buffers.items()):
+        made._buffers[name] = torch.full_like(buffer, 12345, device="cpu")
+    made.reset_parameters()
+    assert all(torch.equal(value, made.state_dict()[name]) for name, value in penalty().state_dict().items())
+    logits = one_hot([[1, 0, 2]], 4)
+    for one in (made, begun := penalty()):
+        if isinstance(one, AdaptivePenalty):
+            one.observe(logits, torch.tensor([[2]]), (3,), (1,), batch_first=True)
+        one.advance()
+    assert made() == begun()
+    made.reset_parameters()
+    assert all(torch.equal(value, made.state_dict()[name]) for name, value in penalty().state_dict().items())

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import operator
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Lengths = Tensor | Sequence[int]
+Lengths = Tensor | Sequence[int] | npt.NDArray[np.integer[Any]]
 
 BACKENDS = ("auto", "torch", "numba", "triton", "wfst")
 MATCHINGS = ("leftmost", "all")
@@ -39,10 +41,22 @@ def check_logits(logits: Tensor) -> Sequence[int]:
     return shape
 
 
-def check_blank(blank: int, vocabulary: int) -> None:
-    """Raises unless it is one of the vocabulary."""
-    if not isinstance(blank, int) or not 0 <= blank < vocabulary:
-        raise ValueError(f"blank: {blank} is outside 0..{vocabulary - 1}, the vocabulary")
+def check_blank(blank: SupportsIndex, vocabulary: int) -> int:
+    """The blank, if it is one of the vocabulary."""
+    index = whole("blank", blank)
+    if not 0 <= index < vocabulary:
+        raise ValueError(f"blank: {index} is outside 0..{vocabulary - 1}, the vocabulary")
+    return index
+
+
+def whole(name: str, value: SupportsIndex) -> int:
+    """The value as an int, if it is a whole number of any library."""
+    if type(value) is int:
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name}: expected a whole number, got {value!r}") from None
 
 
 def batch_of(logits: Tensor, batch_first: bool) -> Tensor:

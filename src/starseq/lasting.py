@@ -32,7 +32,7 @@ def onsets(logits: Tensor, *, blank: int = 0, batch_first: bool = False) -> Tens
         [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     """
     vocabulary = check_logits(logits)[-1]
-    check_blank(blank, vocabulary)
+    blank = check_blank(blank, vocabulary)
     time = 1 if batch_first and logits.dim() == 3 else 0
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     impossible = (logits == -math.inf).all(-1, keepdim=True)

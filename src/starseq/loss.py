@@ -23,6 +23,7 @@ from starseq.arguments import (
     one_of,
     padded_targets,
     per_gap_penalty,
+    whole,
 )  # fmt: skip
 from starseq.op import Setting, reduce, score
 from starseq.op.setting import loss_dtype
@@ -208,14 +209,28 @@ class _Loss(nn.Module):
         one_of("reduction", options["reduction"], REDUCTIONS)
         one_of("matching", options.get("matching", "leftmost"), MATCHINGS)
         one_of("backend", options["backend"], BACKENDS)
+        options["blank"] = whole("blank", options["blank"])
         self.options = options
+
+    @property
+    def blank(self) -> int:
+        return int(self.options["blank"])
+
+    @property
+    def reduction(self) -> str:
+        return str(self.options["reduction"])
+
+    @property
+    def zero_infinity(self) -> bool:
+        return bool(self.options["zero_infinity"])
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
 
 class STCLoss(_Loss):
-    """stc_loss as a module; the same call as torch.nn.CTCLoss, plus the penalty, and the sharpness.
+    """stc_loss as a module: torch.nn.CTCLoss's settings and, but for the name of the first, its arguments, then the penalty, and
+    the sharpness.
 
     >>> criterion = STCLoss(blank=0)
     >>> logits = torch.zeros(4, 1, 3, requires_grad=True)
@@ -337,7 +352,7 @@ def _loss(
     if not batched:
         logits, batch_first, shape = logits[None], True, (1, *shape)
     batch, vocabulary = shape[0 if batch_first else 1], shape[2]
-    check_blank(blank, vocabulary)
+    blank = check_blank(blank, vocabulary)
     input_lengths = lengths_of("input_lengths", input_lengths, batch, device)
     target_lengths = lengths_of("target_lengths", target_lengths, batch, device)
     targets = padded_targets(targets, target_lengths, batched, max_target_length, device)

@@ -59,6 +59,11 @@ class InsertionPenalty(nn.Module):
         self.p0, self.p_max, self.half_life = float(p0), float(p_max), float(half_life)
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Back to the beginning: for who makes modules without memory and fills them later."""
+        self.step.zero_()
+
     def forward(self, step: int | Tensor | None = None) -> Tensor:
         """lambda at `step`, by default the saved one: a 0-d float32 tensor."""
         if step is None:
@@ -127,8 +132,6 @@ class AdaptivePenalty(nn.Module):
     """(3,): labels at which something is read, tokens read, labels; of the last steps. With `token_quantile`, after them the labels
     that are read as they are, (1,), and tokens read and labels by token, (2 * _TOKENS,). For all embeddings, tokens that are read
     after the same, and labels that stand so, (2,)"""
-    upcoming: Tensor
-    """the same, since the last step"""
     step: Tensor
 
     def __init__(
@@ -174,8 +177,25 @@ class AdaptivePenalty(nn.Module):
         size = 5 if matching == "all" else 3 if token_quantile is None else 4 + 2 * _TOKENS
         self.register_buffer("log_odds", torch.tensor(_log_odds(p0), dtype=torch.float64))
         self.register_buffer("counts", torch.zeros(size, dtype=torch.float64))
-        self.register_buffer("upcoming", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self._upcoming = torch.zeros_like(self.counts)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Back to the beginning: for who makes modules without memory and fills them later."""
+        self.log_odds.fill_(_log_odds(self.p0))
+        self.counts.zero_()
+        self.step.zero_()
+        self.upcoming.zero_()
+
+    @property
+    def upcoming(self) -> Tensor:
+        """As `counts`, since the last step. Saved, but no buffer: DDP copies those from the first process at every forward."""
+        if (
+            self._upcoming.is_meta and not self.counts.is_meta
+        ):  # made without memory; what is filled later are the buffers
+            self._upcoming = torch.zeros_like(self.counts)
+        return self._upcoming
 
     def forward(self) -> Tensor:
         """lambda now: a 0-d float32 tensor."""
@@ -275,11 +295,22 @@ class AdaptivePenalty(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AdaptivePenalty:
         """Moves to another device with the model, but not to its precision: in bfloat16 p would stand still."""
+
+        def of(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
         for name, buffer in self._buffers.items():
             assert buffer is not None
-            moved = fn(buffer)
-            self._buffers[name] = moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
+            self._buffers[name] = of(buffer)
+        self._upcoming = of(self._upcoming)
         return self
+
+    def get_extra_state(self) -> Tensor:
+        return self.upcoming
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self._upcoming = state.to(self.counts.device, copy=True)
 
     def extra_repr(self) -> str:
         names = ("p0", "p_min", "p_max", "rate", "window", "threshold", "steps", "token_quantile", "root")

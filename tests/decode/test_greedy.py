@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -65,11 +66,22 @@ def test_half_precision_and_empty_batches() -> None:
 @pytest.mark.parametrize(
     ("shape", "lengths", "sentence"),
     [
-        ((3, 4), [3, 3, 3], r"expected \(B, T, V\) and \(B,\), got \(3, 4\)"),
-        ((2, 3, 4), [3], r"got \(2, 3, 4\) and \(1,\)"),
-        ((1, 3, 4), [4], "lengths: 4 is past the 3 frames"),
+        ((3, 4), [3, 3, 3], r"expected \(B, T, V\), got \(3, 4\)"),
+        ((2, 3, 4), [3], r"lengths: 1 of them for 2 utterances"),
+        ((2, 3, 4), [3, -1], r"lengths: -1 is outside 0\.\.3, the frames"),
+        ((1, 3, 4), [4], r"lengths: 4 is outside 0\.\.3, the frames"),
     ],
 )
 def test_bad_shapes(shape: tuple[int, ...], lengths: list[int], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         greedy(torch.zeros(shape), torch.tensor(lengths), merge_repeats=True)
+
+
+def test_lengths_and_blank_are_those_of_the_losses() -> None:
+    logits = torch.eye(3)[torch.tensor([[1, 0, 2, 2], [2, 1, 1, 0]])]
+    for lengths in ((4, 2), [4, 2], torch.tensor([4, 2], dtype=torch.int32), np.array([4, 2])):
+        assert greedy(logits, lengths, merge_repeats=True, blank=np.int64(2)) == [[1, 0], [1]]
+        assert [len(row) for row in greedy_read(logits, lengths, merge_repeats=False)] == [3, 2]
+    for blank in (3, -1):
+        with pytest.raises(ValueError, match=rf"blank: {blank} is outside 0\.\.2"):
+            greedy(logits, (4, 2), merge_repeats=True, blank=blank)

@@ -46,7 +46,7 @@ class Judge:
     """
 
     def __init__(self, log_probs: Tensor, *, merge_repeats: bool, tokens_per_frame: int = 50, blank: int = 0) -> None:
-        check_blank(blank, log_probs.shape[1])
+        blank = check_blank(blank, log_probs.shape[1])
         self._log_probs, self._blank, self._merge = log_probs.detach().contiguous().numpy(), blank, merge_repeats
         self.top = _likeliest(self._log_probs, blank, min(tokens_per_frame, self._log_probs.shape[1] - 1))
         self._log_star, self._log_rest = _star(self._log_probs, blank, self.top)

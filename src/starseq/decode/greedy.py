@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from starseq.arguments import Lengths, check_blank, lengths_of
+
 __all__ = ["Read", "greedy", "greedy_read"]
 
 
@@ -23,23 +25,24 @@ class Read(NamedTuple):
     confidence: float
 
 
-def greedy(logits: Tensor, lengths: Tensor, *, merge_repeats: bool, blank: int = 0) -> list[list[int]]:
+def greedy(logits: Tensor, lengths: Lengths, *, merge_repeats: bool, blank: int = 0) -> list[list[int]]:
     """The tokens of the best token a frame: repeats merged if the criterion merges them, then blanks removed.
 
-    logits: (B, T, V), logits or log-probabilities alike. lengths: (B,); frames past them mean nothing. CTC and
-    lasting STC merge repeats; STC and selfless CTC do not: `starseq.criteria.merges_repeats` knows. Wrong shapes raise ValueError.
+    logits: (B, T, V), logits or log-probabilities alike. lengths: (B,), as in the losses; frames past them mean nothing. CTC
+    and lasting STC merge repeats; STC and selfless CTC do not: `starseq.criteria.merges_repeats` knows.
+    What is wrong raises ValueError.
 
         >>> logits = torch.eye(3)[torch.tensor([[1, 1, 0, 1, 2]])]
         >>> greedy(logits, torch.tensor([5]), merge_repeats=True), greedy(logits, torch.tensor([4]), merge_repeats=False)
         ([[1, 1, 2]], [[1, 1, 1]])
     """
-    best, starts = _starts(logits, lengths, merge_repeats, blank)
+    best, starts, _ = _starts(logits, lengths, merge_repeats, blank)
     tokens: list[int] = best[starts].tolist()
     ends: list[int] = starts.sum(dim=1).cumsum(0).tolist()
     return [tokens[start:end] for start, end in pairwise([0, *ends])]
 
 
-def greedy_read(logits: Tensor, lengths: Tensor, *, merge_repeats: bool, blank: int = 0) -> list[list[Read]]:
+def greedy_read(logits: Tensor, lengths: Lengths, *, merge_repeats: bool, blank: int = 0) -> list[list[Read]]:
     """The same tokens with their frames and the model's confidence. Arguments as in `greedy`.
 
     >>> logits = torch.tensor([[[0.0, 0.9, 0.1], [0.2, 0.7, 0.1], [0.8, 0.1, 0.1]]]).log()
@@ -47,7 +50,7 @@ def greedy_read(logits: Tensor, lengths: Tensor, *, merge_repeats: bool, blank: 
     >>> token.token, token.start, token.end, round(token.confidence, 4)
     (1, 0, 2, 0.8)
     """
-    best, starts = _starts(logits, lengths, merge_repeats, blank)
+    best, starts, ends = _starts(logits, lengths, merge_repeats, blank)
     floats = logits if logits.dtype == torch.float64 else logits.float()
     # As long as there is a frame, the largest logit less the log-sum; T = 0 has none to take.
     probability = (
@@ -55,7 +58,7 @@ def greedy_read(logits: Tensor, lengths: Tensor, *, merge_repeats: bool, blank: 
     )
     reads: list[list[Read]] = []
     for tokens, begins, shares, frames in zip(
-        best.tolist(), starts.tolist(), probability.tolist(), lengths.tolist(), strict=True
+        best.tolist(), starts.tolist(), probability.tolist(), ends.tolist(), strict=True
     ):
         row: list[Read] = []
         for start in (t for t, begin in enumerate(begins) if begin):
@@ -67,18 +70,20 @@ def greedy_read(logits: Tensor, lengths: Tensor, *, merge_repeats: bool, blank: 
     return reads
 
 
-def _starts(logits: Tensor, lengths: Tensor, merge_repeats: bool, blank: int) -> tuple[Tensor, Tensor]:
-    """The best token of every frame, (B, T), and whether a label begins there, (B, T) bool."""
-    if logits.dim() != 3 or lengths.shape != logits.shape[:1]:
-        raise ValueError(
-            f"logits, lengths: expected (B, T, V) and (B,), got {tuple(logits.shape)} and {tuple(lengths.shape)}"
-        )
-    if int(lengths.amax() if len(lengths) else 0) > logits.shape[1]:
-        raise ValueError(f"lengths: {int(lengths.amax())} is past the {logits.shape[1]} frames of logits")
+def _starts(logits: Tensor, lengths: Lengths, merge_repeats: bool, blank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The best token of every frame, (B, T), whether a label begins there, (B, T) bool, and the lengths, (B,)."""
+    if logits.dim() != 3:
+        raise ValueError(f"logits: expected (B, T, V), got {tuple(logits.shape)}")
+    batch, frames, vocabulary = logits.shape
+    blank = check_blank(blank, vocabulary)
+    if len(lengths) != batch:
+        raise ValueError(f"lengths: {len(lengths)} of them for {batch} utterances, for logits are (B, T, V)")
+    ends = lengths_of("lengths", lengths, batch, logits.device)
+    wrong = (ends < 0) | (ends > frames)
+    if wrong.any():
+        raise ValueError(f"lengths: {int(ends[wrong][0])} is outside 0..{frames}, the frames of the logits")
     best = logits.argmax(dim=2)
-    starts = (best != blank) & (
-        torch.arange(logits.shape[1], device=logits.device) < lengths.to(logits.device)[:, None]
-    )
+    starts = (best != blank) & (torch.arange(frames, device=logits.device) < ends[:, None])
     if merge_repeats:
         starts[:, 1:] &= best[:, 1:] != best[:, :-1]
-    return best, starts
+    return best, starts, ends
