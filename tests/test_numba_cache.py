@@ -1,5 +1,6 @@
 """What is compiled for the CPU is kept where numba finds a place for it, forgotten when a source changed, and runs without one."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -65,7 +66,19 @@ def test_without_a_place_it_is_compiled_all_the_same_and_said(monkeypatch, caplo
     assert not numba_cache.can_keep()
     ours = types.SimpleNamespace(data={"dispatcher": types.SimpleNamespace(py_func=records_numba.match.py_func)})
     Notice().on_start(ours)
-    assert "cannot be kept: set NUMBA_CACHE_DIR" in caplog.text
+    assert "no place to keep the result; NUMBA_CACHE_DIR" in caplog.text
+
+
+def test_a_full_disk_stops_nobody_and_is_said_once(monkeypatch, caplog):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(caching.IndexDataCacheFile, "_save_data", full)
+    for number in (1, 2):
+        assert numba_cache.kept(lambda x: x + number, nogil=True)(1) == 1 + number  # noqa: B023
+    assert [record.getMessage() for record in caplog.records].count(
+        "starseq: what was compiled could not be kept: No space left on device; NUMBA_CACHE_DIR may name another folder"
+    ) == 1
 
 
 def test_what_else_numba_finds_wrong_is_not_hidden(monkeypatch):

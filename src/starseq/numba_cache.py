@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import logging
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numba
 
-__all__ = ["can_keep", "forget_older", "kept"]
+__all__ = ["PLACE", "can_keep", "forget_older", "kept"]
+
+PLACE = "NUMBA_CACHE_DIR may name another folder"
 
 _nowhere = False
 
@@ -26,7 +30,25 @@ def kept(function: Any, **options: Any) -> Any:
         _nowhere = True
         return numba.njit(function, **options)
     _forget_stale(compiled.stats.cache_path)
+    compiled._cache.save_overload = _as_possible(compiled._cache.save_overload)
     return compiled
+
+
+def _as_possible(save: Callable[..., None]) -> Callable[..., None]:
+    """As numba saves, but a full disk, or a quota, is no reason to give up what is compiled already."""
+
+    def attempt(*arguments: Any) -> None:
+        try:
+            save(*arguments)
+        except OSError as error:
+            _tell_once(f"starseq: what was compiled could not be kept: {error.strerror}; {PLACE}")
+
+    return attempt
+
+
+@functools.cache
+def _tell_once(sentence: str) -> None:
+    logging.getLogger("starseq").warning(sentence)
 
 
 def can_keep() -> bool:

@@ -10,11 +10,10 @@ from typing import Any
 
 from numba.core import event
 
-from starseq.numba_cache import can_keep
+from starseq.numba_cache import PLACE, can_keep
 
 __all__ = ["NOTICE", "Notice"]
 
-_NOT_KEPT = "the result cannot be kept: set NUMBA_CACHE_DIR to a folder that may be written"
 _PAUSE = 10.0  # seconds without any compiling: what comes then is something else, and is told again
 
 
@@ -30,7 +29,7 @@ class Notice(event.Listener):  # type: ignore[misc]  # numba has no types
                 # A warning, for those are shown where nobody has set up logging.
                 logging.getLogger("starseq").warning(
                     "starseq: compiling for this CPU, for up to a minute; "
-                    + ("the result is kept" if can_keep() else _NOT_KEPT)
+                    + ("the result is kept" if can_keep() else f"there is no place to keep the result; {PLACE}")
                 )
             self._last = self._clock()
 
