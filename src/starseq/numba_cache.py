@@ -66,8 +66,6 @@ def _forget_stale(folder: str) -> None:
 def forget_older(folder: Path, time: float) -> None:
     """Removes the indices of compiled code in the folder that are from before that time."""
     for index in folder.glob("*.nbi"):
-        with suppress(
-            OSError
-        ):  # another process may have been quicker; where nothing may be removed, nothing is stale for long
+        with suppress(OSError):  # another process may have been quicker
             if index.stat().st_mtime < time:
                 index.unlink()
