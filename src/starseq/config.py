@@ -618,6 +618,15 @@ def _check(recipe: Recipe) -> None:
         "trainer.nodes": trainer.nodes, "trainer.threads": trainer.threads, "trainer.eval_every": trainer.eval_every,
         "trainer.checkpoint_every": trainer.checkpoint_every, "trainer.log_every": trainer.log_every,
     }  # fmt: skip
+    sizes = {
+        **{
+            f"model.{name}": value
+            for name, value in recipe.model.settings.items()
+            if type(value) is int or name == "width"
+        },
+        **{f"data.reader.{name}": data.reader.settings.get(name) for name in ("height", "max_width")},
+    }
+    positive |= sizes
     for key, value in positive.items():
         if value is not None and not value > 0:
             raise DataError(f"{key}: {value} is not above 0")
@@ -625,8 +634,11 @@ def _check(recipe: Recipe) -> None:
         raise DataError("trainer.max_steps must be given: the cosine schedule ends there")
     if not 0 <= optim.average < 1:
         raise DataError(f"optim.average: {optim.average} is not a share of the steps, at least 0 and below 1")
-    if len(optim.betas) != 2:
-        raise DataError(f"optim.betas: {list(optim.betas)} are not two numbers")
+    for key, value in {"data.workers": data.workers, "optim.warmup_steps": optim.warmup_steps}.items():
+        if value < 0:
+            raise DataError(f"{key}: {value} is below 0")
+    if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
+        raise DataError(f"optim.betas: {list(optim.betas)} are not two numbers of at least 0 and below 1")
 
 
 # --- trees ------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from starseq.data.errors import DataError
-from starseq.data.files import atomic_writer, resolve_inside, write_bytes, write_text
+from starseq.data.files import atomic_writer, locked, resolve_inside, write_bytes, write_text
 
 
 def test_the_file_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -105,3 +105,22 @@ def test_paths_that_leave_the_root(tmp_path: Path, path: str) -> None:
 def test_a_nul_in_a_path(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="NUL"):
         resolve_inside("a\0b", tmp_path)
+
+
+def test_the_lock_of_a_killed_process_goes_with_it(tmp_path: Path) -> None:
+    lock = tmp_path / ".lock"
+    program = (
+        "import sys, time; from pathlib import Path; from starseq.data.files import locked\n"
+        "with locked('x', Path(sys.argv[1])): print('in', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(lock)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+        with pytest.raises(DataError, match="x: another process is writing it"), locked("x", lock):
+            pass
+        process.kill()
+        process.wait()
+    assert lock.exists()
+    with locked("x", lock):
+        pass
+    assert not lock.exists()

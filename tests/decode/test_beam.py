@@ -18,6 +18,8 @@ from starseq.data.errors import DataError
 from starseq.decode.beam import Beam, BeamSearch, LanguageModel, log_likelihoods, search_all
 from starseq.decode.lexicon import Lexicon
 from starseq.decode.nbest import Hypothesis
+from starseq.decode.ngram_automaton import NGramAutomaton
+from starseq.lm.estimate import estimate
 from starseq.text.tokeniser import Tokeniser
 from starseq.text.vocabulary import Vocabulary
 
@@ -339,6 +341,18 @@ def test_a_language_model_that_cannot_be_used(arpa: Path, change: Callable[[str]
     assert str(arpa) in str(error.value)
     assert "\n" not in str(error.value)
     assert capfd.readouterr().err == ""
+
+
+def test_a_language_model_of_words_is_none_of_characters(tmp_path: Path) -> None:
+    """`a` and `I` are words, too."""
+    path = tmp_path / "words.arpa"
+    estimate([["I", "saw", "a", "dog"], ["a", "dog", "saw", "I"]], path, order=2)
+    vocabulary = Vocabulary([" ", "I", *"abcdefghijklmnopqrst"])
+    sentence = "of another vocabulary: it knows 2 of the 22 tokens"
+    with pytest.raises(DataError, match=sentence + " or words of this search .* and no space"):
+        BeamSearch(Tokeniser(vocabulary, "char"), merge_repeats=True, lm=path, alpha=0.5)
+    with pytest.raises(DataError, match=sentence + " .* and no space"):
+        NGramAutomaton(path, ["<blank>", *list(vocabulary)[1:]])
 
 
 def test_a_language_model_that_is_not_there(tmp_path: Path) -> None:

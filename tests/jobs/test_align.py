@@ -12,6 +12,8 @@ import pytest
 from tests.run_folder import make_run
 
 from starseq import cli
+from starseq.data.errors import DataError
+from starseq.data.files import locked
 from starseq.data.manifest import ManifestError, Row, read_manifest, write_manifest
 from starseq.decode.alignment_formats import Interval, to_ctm, to_textgrid
 from starseq.jobs import align as job
@@ -52,6 +54,16 @@ def test_every_row_is_aligned(run: Path, tmp_path: Path) -> None:
         assert len(record["missing"]) == len(record["labels"]) + 1
         assert all(0 <= label["confidence"] <= 1 for label in record["labels"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alignment.jsonl", "failed.jsonl"]
+
+
+def test_two_jobs_do_not_write_one_result(run: Path, tmp_path: Path) -> None:
+    target = tmp_path / "alignment.jsonl"
+    with (
+        locked(target, tmp_path / f".{target.name}.lock"),
+        pytest.raises(DataError, match="another process is writing it"),
+    ):
+        job.align(run, manifest_of(run), tmp_path, split="dev", device="cpu")
+    assert not list(tmp_path.iterdir())
 
 
 def test_ctm_and_textgrid(run: Path, tmp_path: Path) -> None:

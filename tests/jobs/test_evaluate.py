@@ -117,6 +117,11 @@ def test_another_manifest_is_named_and_rows_without_a_complete_text_are_left_out
     assert (split.name, split.left_out, len(split.readings)) == ("other: all", 2, 2)
     assert split.readings[0].reference == "1342"
     assert "other: all" in runs.read_results(run)["evaluate"]
+    for corpus in ("a", "b"):  # whose manifests have the same name
+        (tmp_path / corpus).mkdir()
+        shutil.copytree(run / "data", tmp_path / corpus, dirs_exist_ok=True)
+        evaluate(run, tmp_path / corpus / "manifest.jsonl", splits=["dev"], device="cpu")
+    assert {"a: dev", "b: dev"} <= set(runs.read_results(run)["evaluate"])
     write_manifest(run / "data" / "none.jsonl", [rows[2]], labelled=False)
     with pytest.raises(DataError, match=r"none\.jsonl: no row has a complete text to compare with"):
         evaluate(run, run / "data" / "none.jsonl", device="cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +95,19 @@ def test_bad_conditions(tmp_path: Path) -> None:
 def test_split_at_random_is_a_partition_of_about_the_shares(tmp_path: Path) -> None:
     source = make(tmp_path / "m.jsonl", 2000)
     result = split(source, tmp_path, {"train": 8, "dev": 1, "test": 1})
-    assert lines(*(tmp_path / f"{name}.jsonl" for name in result.parts)) == lines(source)
+    merge([tmp_path / f"{name}.jsonl" for name in result.parts], tmp_path / "all.jsonl")
+    without = [re.sub(rb', "split": "\w+"', b"", line) for line in lines(tmp_path / "all.jsonl")]
+    assert without == lines(source)
     assert result.parts["train"] / 2000 == pytest.approx(0.8, abs=0.05)
     assert result.parts["dev"] / 2000 == pytest.approx(0.1, abs=0.04)
+
+
+def test_parts_at_random_are_the_splits_of_their_rows(tmp_path: Path) -> None:
+    """So merged they are one manifest again, which `train` takes."""
+    source = make(tmp_path / "m.jsonl", 60)
+    split(source, tmp_path / "parts", {"train": 0.5, "dev": 0.5})
+    for part in ("train", "dev"):
+        assert {row["split"] for row in read_manifest(tmp_path / "parts" / f"{part}.jsonl")} == {part}
 
 
 def test_split_depends_on_the_row_alone(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from starseq.cli import app
 from starseq.config import load_recipe
 from starseq.data.dataset import collate
 from starseq.data.errors import DataError
+from starseq.data.files import locked
 from starseq.jobs.train import build_loop, dry_run, train
 from starseq.train.checkpoint import load_checkpoint
 from starseq.train.loop import Hooks, Window
@@ -210,6 +211,26 @@ def test_a_mistake_is_one_sentence_and_touches_nothing(mistake: str, corpus: Pat
     assert code != 0
     assert sentence in error
     assert sorted((path, path.stat().st_mtime_ns) for path in run_folder.rglob("*")) == before
+
+
+def test_a_folder_is_one_trainings(corpus: Path, tmp_path: Path) -> None:
+    recipe = tiny.recipe(corpus, "trainer.max_steps=2", "trainer.eval_every=2", name="digits")
+    with locked(tmp_path, tmp_path / ".lock"):
+        for resume in (False, True):
+            with pytest.raises(DataError, match="another process is writing it"):
+                train(recipe, tmp_path, resume=resume)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_training_without_its_checkpoint_does_not_begin_anew(run_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run_folder, tmp_path / "run"))
+    (folder / "last.ckpt").unlink()
+    before = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(
+        DataError, match=r"this training is over, and without last\.ckpt there is nothing to go on from"
+    ):
+        train(None, folder, resume=True)
+    assert (folder / "model.safetensors").read_bytes() == before
 
 
 def test_the_command(corpus: Path, tmp_path: Path) -> None:

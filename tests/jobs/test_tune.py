@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from starseq.data.errors import DataError
+from starseq.data.manifest import Row
 from starseq.decode.beam import Beam
 from starseq.jobs import decode, tune
 from starseq.text.tokeniser import Tokeniser
@@ -61,7 +62,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeRun:
             for place, word in enumerate(text.split()):
                 logits[2 * place, 0] -= 3
                 logits[2 * place, made.tokeniser.vocabulary.index(word)] += 2.5
-            yield SimpleNamespace(id=f"u{number}", log_probs=logits.log_softmax(1), reference=text)
+            row = Row({"id": f"u{number}", "path": "p", "text": text})
+            yield SimpleNamespace(id=row.id, log_probs=logits.log_softmax(1), reference=text, row=row)
+        row = Row({"id": "hole", "path": "p", "text": "a * b"})  # no text to compare with
+        yield SimpleNamespace(id="hole", log_probs=logits.log_softmax(1), reference="a b", row=row)
 
     monkeypatch.setattr(tune.runs, "load", lambda folder, **options: made)
     for module in (tune, decode):
@@ -254,5 +258,5 @@ def test_missing_weights_are_a_sentence(run: MadeRun, tmp_path: Path) -> None:
 
 def test_an_empty_split_is_a_sentence(run: MadeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(decode, "emissions", lambda *_, **__: iter(()))
-    with pytest.raises(DataError, match="no rows in the split 'dev' to tune on"):
+    with pytest.raises(DataError, match="no row of split 'dev' has a complete text to tune on"):
         tune.tune(run.folder, lm=tmp_path / "lm.arpa")

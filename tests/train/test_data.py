@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from starseq.jobs.drop import drop
 from starseq.text.normalise import Normaliser
 from starseq.text.tokeniser import Tokeniser
 from starseq.text.vocabulary import Vocabulary
-from starseq.train.data import LabelledSet, training_data, vocabulary_of
+from starseq.train.data import LabelledSet, TrainingData, training_data, vocabulary_of
 
 DIGITS = Tokeniser(Vocabulary("0123456789"), "char")
 
@@ -91,6 +92,27 @@ def test_a_split_that_is_not_there(root: Path) -> None:
         LabelledSet(root / "manifest.jsonl", LineReader(), DIGITS, splits=["tran"])
 
 
+def test_dev_is_what_has_a_complete_text(root: Path, tmp_path: Path) -> None:
+    """A text with a hole would count what is read right as an error."""
+
+    def data(change: Callable[[int], dict[str, str]]) -> TrainingData:
+        rows = read_manifest(root / "manifest.jsonl")
+        changed = (row.replace(**change(i)) if row["split"] == "dev" else row for i, row in enumerate(rows))
+        write_manifest(root / "holes.jsonl", changed)
+        return training_data(
+            root / "holes.jsonl", LineReader(), DIGITS, train=["train"], dev=["dev"], stride=4, repeats=False
+        )
+
+    every = data(lambda i: {}).report
+    half = data(lambda i: {"text": "1 * 2"} if i % 2 else {})
+    assert half.dev is not None
+    assert 0 < half.report.dev_incomplete == every.dev_rows - len(half.dev)
+    assert f"{half.report.dev_incomplete} rows of dev left out, for their text is not complete" in str(half.report)
+    assert data(lambda i: {"text": "1 * 2", "text_full": "1 3 2"}).report == every
+    with pytest.raises(DataError, match=r"no row of the splits dev has a complete text .* data\.splits\.dev=\[\]"):
+        data(lambda i: {"text": "1 * 2"})
+
+
 def test_a_label_outside_the_vocabulary_names_its_line(root: Path) -> None:
     few = Tokeniser(Vocabulary("01234"), "char")
     with pytest.raises(ManifestError, match=r"manifest\.jsonl, line \d+: character '\d', number \d+ of the text"):
@@ -106,5 +128,5 @@ def test_the_vocabulary_of_a_manifest(tmp_path: Path) -> None:
     made = vocabulary_of(path, unit="word", splits=["train"], normaliser=lower, max_letters=10)
     assert made.tokens == ("<blank>", "the", "fox")
     assert len(vocabulary_of(path, unit="char", splits=["train", "dev"], normaliser=lower, size=5)) == 6
-    with pytest.raises(DataError, match="no label in the splits test"):
+    with pytest.raises(DataError, match=r"no row of the splits test \(there are dev, train\)"):
         vocabulary_of(path, unit="word", splits=["test"], normaliser=lower)

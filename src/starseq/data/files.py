@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from starseq.data.errors import DataError
 
-__all__ = ["atomic_writer", "check_target", "hash_of", "resolve_inside", "write_bytes", "write_text"]
+__all__ = ["atomic_writer", "check_target", "hash_of", "locked", "resolve_inside", "write_bytes", "write_text"]
 
 
 @contextmanager
@@ -49,6 +49,52 @@ def atomic_writer(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             temporary.unlink()
         raise
     _sync_folder(target.parent)
+
+
+@contextmanager
+def locked(target: str | os.PathLike[str], path: Path) -> Iterator[None]:
+    """No other process is in such a block with the same `path`, a hidden file that is there meanwhile: to it `target` is a
+    `DataError`. The lock of a killed process goes with it. Where the system has none, as on Windows or some network drives,
+    nothing is locked. Its folder is made, and stays if anything is written there.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp(), ".lock")
+    >>> with locked("labels.jsonl", file), locked("labels.jsonl", file):
+    ...     pass
+    Traceback (most recent call last):
+        ...
+    starseq.data.errors.DataError: labels.jsonl: another process is writing it
+    >>> file.exists()
+    False
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    is_new = not path.parent.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise DataError(f"{os.fspath(target)}: another process is writing it") from None
+        except OSError:
+            pass  # no locks here
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                break
+        os.close(descriptor)  # who had it has removed it in between
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+            if is_new:
+                path.parent.rmdir()  # unless something was written
+        os.close(descriptor)
 
 
 def _sync_folder(folder: Path) -> None:

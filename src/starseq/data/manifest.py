@@ -104,6 +104,11 @@ class Row:
         """Whether only the marked gaps are open. Otherwise labels may be missing anywhere."""
         return self.fields.get("gaps") == "marked" or has_gap(self.text)
 
+    @property
+    def complete(self) -> bool:
+        """Whether there is a text to compare with what is read: none at all, or one with a marked gap, is not."""
+        return bool(self.get("text_full") or (self.text and not has_gap(self.text)))
+
     def partial(self, unit: Unit) -> Partial:
         """The labels and open gaps of `text` (see `starseq.text.gaps.parse`)."""
         return parse(self.text, unit, marked=self.fields.get("gaps") == "marked")
@@ -136,6 +141,9 @@ def row_problem(fields: object, *, labelled: bool = True) -> str | None:
     for name in ("id", "path", "text", "text_full", "split"):
         if not isinstance(fields.get(name, ""), str):
             return f"field {name!r} must be text, not {_kind(fields[name])}"
+    for name in ("text", "text_full"):
+        if "\n" in (text := fields.get(name, "")) or "\r" in text:
+            return f"field {name!r} holds a line break, and a row is one line"
     if "gaps" in fields and fields["gaps"] != "marked":
         return f"field 'gaps' must be \"marked\" or absent, not {fields['gaps']!r}"
     for name in _POSITIVE:

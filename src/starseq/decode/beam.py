@@ -108,11 +108,13 @@ class LanguageModel:
         self.log_unigrams = [score * _LN10 for score in scores[:-1]]
         known = {word: score != scores[-1] for word, score in zip(self.words, scores, strict=False) if word != BLANK}
         self.unknown = tuple(word for word in known if not known[word])
-        if not any(known.values()):
+        there = sum(known.values())
+        of_words = not known.get(SPACE, True) and 5 * there < len(known)  # some words are characters, too
+        if there == 0 or of_words:
             sample = ", ".join(map(repr, self.unknown[:3]))
             raise DataError(
-                f"{self.path}: a language model of another vocabulary: it knows none of the {len(known):,} tokens or words "
-                f"of this search ({sample}, ...)"
+                f"{self.path}: a language model of another vocabulary: it knows {there or 'none'} of the {len(known):,} tokens or "
+                f"words of this search ({sample}, ...)" + (" and no space" if of_words else "")
             )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -66,11 +66,14 @@ class NGramAutomaton:
             kernels.add_states(np.array([[unknown]]), count, width, keys, targets, fallback)
         self.path = os.fspath(path)
         known = [numbers.get(SPACE if token == " " else token, unknown) for token in tokens]
-        if all(word == unknown for word in known):
+        there = sum(word != unknown for word in known)
+        # Some words are characters, too.
+        of_words = " " in tokens and SPACE not in numbers and 5 * there < len(tokens) - 1
+        if there == 0 or of_words:
             sample = ", ".join(map(repr, tokens[1:4]))
             raise DataError(
-                f"{self.path}: a language model of another vocabulary: it knows none of the {len(tokens) - 1:,} tokens "
-                f"({sample}, ...)"
+                f"{self.path}: a language model of another vocabulary: it knows {there or 'none'} of the {len(tokens) - 1:,} "
+                f"tokens ({sample}, ...)" + (" and no space" if of_words else "")
             )
         self._word_of = np.array(known, np.int64)
         self._end = numbers["</s>"]

@@ -14,7 +14,7 @@ from typing import Any
 from starseq import runs
 from starseq.data.dataset import FeatureReader
 from starseq.data.errors import DataError
-from starseq.data.files import atomic_writer, check_target, write_text
+from starseq.data.files import atomic_writer, check_target, locked, write_text
 from starseq.data.manifest import ManifestError, Progress, Row, manifest_writer, read_manifest, rebaser
 from starseq.text.tokeniser import Tokeniser
 
@@ -159,63 +159,66 @@ def stream(
     for path in (target, failed):
         check_target(path, manifest)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial, wanted, rest = (target.with_name(f".{target.name}.{part}") for part in ("partial", "settings", "rest"))
-    chosen = None if split is None else [split] if isinstance(split, str) else list(split)
-    total = sum(1 for _ in _rows_of(manifest, chosen))
-    if not total:
-        raise DataError(f"{os.fspath(manifest)}: no row is in the split {' or '.join(map(repr, chosen or ()))}")
-    size, rebase = Shard.block(total), rebaser(manifest, rest)
-    key = json.dumps(
-        {
-            "model": state_of(run.folder / "model.safetensors"),
-            "manifest": state_of(manifest),
-            "split": chosen,
-            "shard": str(shard),
-            "block": size,
-            **settings,
-        },
-        sort_keys=True,
-    )
-    if not (partial.exists() and wanted.exists() and wanted.read_text() == key):
-        partial.unlink(missing_ok=True)  # first: killed in between, old records must not pass for new ones
-        write_text(wanted, key)
-    mine = sum(shard_of(position, total, shard.count) == shard.index - 1 for position in range(total))
-    done, length = _taken_up(partial, size, mine)
-    inside = Path(manifest).parent if root is None else root
-    try:
-        with open(partial, "ab") as file:
-            file.truncate(length)
-            for rows in islice(_blocks(_rows_of(manifest, chosen), size, shard), -(-done // size), None):
-                bad: dict[str, str] = {}
-                records: dict[str, Record] = {}
-                while len(records) < len(rows):
-                    good = [row for row in rows if row.id not in bad]
-                    with manifest_writer(rest, labelled=False, checked=True) as writer:
-                        for row in good:
-                            writer.write(rebase(row if prepare is None else prepare(row)))
-                    # Anew after a bad file: in a batch that it broke up, the other rows would get other bits.
-                    records = {id: _failure(id, reason) for id, reason in bad.items()}
-                    try:
-                        for id, record in _worked((run, *also), rest, work, in_flight, device, inside) if good else ():
-                            records[id] = record
-                            if progress is not None:
-                                progress(done + len(records), mine)
-                    except ManifestError as error:
-                        row = good[error.line - 1]
-                        if not skip_bad:
-                            raise ManifestError(manifest, row.line, error.reason) from None
-                        bad[row.id] = error.reason
-                file.write(b"".join(_line(records[row.id]) for row in rows))
-                file.flush()
-                os.fsync(file.fileno())
-                done += len(rows)
-        count = _write_failed(partial, failed)
-        write(record["done"] for record in _records(partial) if "done" in record)
-    finally:
-        rest.unlink(missing_ok=True)
-    partial.unlink()
-    wanted.unlink()
-    return Counts(mine - count, count)
+    with locked(target, target.with_name(f".{target.name}.lock")):
+        partial, wanted, rest = (target.with_name(f".{target.name}.{part}") for part in ("partial", "settings", "rest"))
+        chosen = None if split is None else [split] if isinstance(split, str) else list(split)
+        total = sum(1 for _ in _rows_of(manifest, chosen))
+        if not total:
+            raise DataError(f"{os.fspath(manifest)}: no row is in the split {' or '.join(map(repr, chosen or ()))}")
+        size, rebase = Shard.block(total), rebaser(manifest, rest)
+        key = json.dumps(
+            {
+                "model": state_of(run.folder / "model.safetensors"),
+                "manifest": state_of(manifest),
+                "split": chosen,
+                "shard": str(shard),
+                "block": size,
+                **settings,
+            },
+            sort_keys=True,
+        )
+        if not (partial.exists() and wanted.exists() and wanted.read_text() == key):
+            partial.unlink(missing_ok=True)  # first: killed in between, old records must not pass for new ones
+            write_text(wanted, key)
+        mine = sum(shard_of(position, total, shard.count) == shard.index - 1 for position in range(total))
+        done, length = _taken_up(partial, size, mine)
+        inside = Path(manifest).parent if root is None else root
+        try:
+            with open(partial, "ab") as file:
+                file.truncate(length)
+                for rows in islice(_blocks(_rows_of(manifest, chosen), size, shard), -(-done // size), None):
+                    bad: dict[str, str] = {}
+                    records: dict[str, Record] = {}
+                    while len(records) < len(rows):
+                        good = [row for row in rows if row.id not in bad]
+                        with manifest_writer(rest, labelled=False, checked=True) as writer:
+                            for row in good:
+                                writer.write(rebase(row if prepare is None else prepare(row)))
+                        # Anew after a bad file: in a batch that it broke up, the other rows would get other bits.
+                        records = {id: _failure(id, reason) for id, reason in bad.items()}
+                        try:
+                            for id, record in (
+                                _worked((run, *also), rest, work, in_flight, device, inside) if good else ()
+                            ):
+                                records[id] = record
+                                if progress is not None:
+                                    progress(done + len(records), mine)
+                        except ManifestError as error:
+                            row = good[error.line - 1]
+                            if not skip_bad:
+                                raise ManifestError(manifest, row.line, error.reason) from None
+                            bad[row.id] = error.reason
+                    file.write(b"".join(_line(records[row.id]) for row in rows))
+                    file.flush()
+                    os.fsync(file.fileno())
+                    done += len(rows)
+            count = _write_failed(partial, failed)
+            write(record["done"] for record in _records(partial) if "done" in record)
+        finally:
+            rest.unlink(missing_ok=True)
+        partial.unlink()
+        wanted.unlink()
+        return Counts(mine - count, count)
 
 
 def _worked(

@@ -50,18 +50,20 @@ def cached_emissions(
     run: Run, manifest: str | os.PathLike[str], *, split: str | None, beam: Beam = Beam(), device: str = "cpu",
     root: str | os.PathLike[str] | None = None, progress: Progress = lambda done, total: None,
 ) -> EmissionCache:  # fmt: skip
-    """The emissions of a split, from the run's cache if its model and the manifest are the same as then.
+    """The emissions of the rows of a split that have a complete text, from the run's cache if its model and the manifest are the
+    same as then.
 
     Of a large vocabulary four times as many tokens of each frame are kept as the beam looks at.
     """
     keep = 4 * beam.tokens if len(run.tokeniser.vocabulary) >= _SPARSE_FROM else None
     model = run.folder / "model.safetensors"
-    key = _hash(_file(model), _file(manifest), split, keep, len(run.tokeniser.vocabulary))
+    key = _hash("complete", _file(model), _file(manifest), split, keep, len(run.tokeniser.vocabulary))
     folder = run.folder / CACHE / f"emissions-{_hash(os.path.realpath(manifest), split)}"
     cache = EmissionCache.open(folder, key)
     if cache is None:
         found = emissions(run, manifest, split=split, device=device, root=root, progress=progress)
-        cache = EmissionCache.write(folder, ((e.id, e.log_probs, e.reference) for e in found), key=key, keep=keep)
+        wanted = (e for e in found if e.row.complete)
+        cache = EmissionCache.write(folder, ((e.id, e.log_probs, e.reference) for e in wanted), key=key, keep=keep)
     return cache
 
 

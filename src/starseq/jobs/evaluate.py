@@ -12,13 +12,13 @@ import torch
 
 from starseq import runs
 from starseq.data.errors import DataError
-from starseq.data.manifest import Progress, Row, read_manifest
+from starseq.data.manifest import Progress, read_manifest
 from starseq.decode.greedy import greedy
 from starseq.report.marks import marked_text
 from starseq.report.readings import Reading, choose, method_name, write_readings
 from starseq.runs.folder import data_root
 from starseq.text.error_rate import ErrorCounts, cer, wer
-from starseq.text.gaps import Unit, has_gap
+from starseq.text.gaps import Unit
 
 __all__ = ["Decoder", "Evaluation", "Scores", "SplitResult", "evaluate"]
 
@@ -153,7 +153,7 @@ def evaluate(
         for emission in runs.emissions(
             run, manifest, split=split, device=device_of(device), root=root, progress=progress
         ):
-            if not _is_complete(emission.row):
+            if not emission.row.complete:
                 left_out += 1
                 continue
             (tokens,) = greedy(
@@ -168,7 +168,9 @@ def evaluate(
             where = f" of split {split!r}" if split else ""
             raise DataError(f"{manifest}: no row{where} has a complete text to compare with; `transcribe` needs none")
         name = split or "all"
-        results.append(SplitResult(name if own else f"{manifest.stem}: {name}", _scores(readings), readings, left_out))
+        results.append(
+            SplitResult(name if own else f"{_name_of(manifest)}: {name}", _scores(readings), readings, left_out)
+        )
     _save(run.folder, results, {} if merge_repeats is None else {"merge_repeats": merge_repeats})
     return Evaluation(run.folder, run.criterion, run.tokeniser.unit, results, merge_repeats)
 
@@ -203,8 +205,9 @@ def _splits(run: runs.Run, manifest: Path, wanted: Sequence[str]) -> list[str | 
     return [split for split in dict.fromkeys(held_out) if split in there] or [None]
 
 
-def _is_complete(row: Row) -> bool:
-    return bool(row.get("text_full") or (row.text and not has_gap(row.text)))
+def _name_of(manifest: Path) -> str:
+    """What tells a manifest from others: most corpora's are called the same."""
+    return manifest.stem if manifest.stem != "manifest" else manifest.absolute().parent.name or manifest.stem
 
 
 def _scores(readings: Sequence[Reading]) -> dict[str, Scores]:

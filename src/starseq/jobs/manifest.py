@@ -267,7 +267,8 @@ def split(
     """Write the rows of `source` to one manifest a part, ``folder/PART.jsonl``.
 
     Without `parts`, a part is a value of the field `by` (by default `split`). With them, rows fall at random into parts
-    of the given shares, and `by` keeps together the rows that share that field, a speaker say. Where a row falls
+    of the given shares, which their field ``split`` names then, and `by` keeps together the rows that share that field, a
+    speaker say. Where a row falls
     depends on (seed, its id or field) alone, so rows that come later move none of the others.
     """
     if parts is not None:
@@ -296,7 +297,7 @@ def split(
                 continue
             name = str(value) if parts is None else _pick(parts, hash64("split", seed, str(value)))
             if _is_part_name(name):
-                writer_of(name).write(rebase(row))
+                writer_of(name).write(rebase(row if parts is None else row.replace(split=name)))
             else:
                 refuse(source, row, f"{name!r} {_NO_PART_NAME}", bad)
     return SplitResult({name: writer.rows for name, writer in writers.items()}, bad.rows if bad else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,11 +17,11 @@ from starseq import corpora, criteria
 from starseq.config import Recipe, load_recipe
 from starseq.data.dataset import Batch
 from starseq.data.errors import DataError
-from starseq.data.files import write_text
+from starseq.data.files import locked, write_text
 from starseq.data.manifest import Progress
 from starseq.data.seeds import generator
 from starseq.runs import folder as layout
-from starseq.runs import update_results
+from starseq.runs import read_results, update_results
 from starseq.text.vocabulary import Vocabulary
 from starseq.train.checkpoint import writing
 from starseq.train.data import manifest_in, synthetic_vocabulary, training_data, vocabulary_of
@@ -62,6 +63,14 @@ def train(
         accelerator=trainer.accelerator, devices=trainer.devices, nodes=trainer.nodes, strategy=trainer.strategy
     )
     hooks = Hooks(progress, on_metrics, on_message, _draw_curves) if fabric.global_rank == 0 else Hooks()
+    with locked(folder, folder / ".lock") if fabric.global_rank == 0 else nullcontext():
+        return _trained(recipe, folder, fabric, hooks, resume=resume)
+
+
+def _trained(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resume: bool) -> TrainResult:
+    """The run, in a folder that is this process's own."""
+    if fabric.global_rank == 0:
+        _refuse_what_is_there(folder, resume)
     loop = build_loop(recipe, folder, fabric, hooks, resume=resume)
     report = loop.data.report
     fabric.barrier()
@@ -123,10 +132,7 @@ def _draw_curves(folder: Path) -> None:
 def _checked_recipe(recipe: Recipe | None, folder: Path, resume: bool) -> Recipe:
     """The recipe to run, its root made absolute; sentences for a folder in use and for a recipe that changed."""
     saved = folder / layout.RECIPE
-    if not resume:
-        taken = [name for name in (layout.RECIPE, layout.CHECKPOINT, layout.MODEL) if (folder / name).exists()]
-        if taken:
-            raise DataError(f"{folder}: there is a run here already; add --resume to go on, or choose another folder")
+    _refuse_what_is_there(folder, resume)
     if recipe is None:
         if not saved.is_file():
             raise DataError(f"{folder}: no run to resume, for it has no {layout.RECIPE}")
@@ -138,6 +144,17 @@ def _checked_recipe(recipe: Recipe | None, folder: Path, resume: bool) -> Recipe
         if changed:
             raise DataError(f"{saved}: the recipe is not the one that the run began with: {'; '.join(changed)}")
     return recipe
+
+
+def _refuse_what_is_there(folder: Path, resume: bool) -> None:
+    """A run that would be overwritten is a `DataError`."""
+    taken = [name for name in (layout.RECIPE, layout.CHECKPOINT, layout.MODEL) if (folder / name).exists()]
+    if taken and not resume:
+        raise DataError(f"{folder}: there is a run here already; add --resume to go on, or choose another folder")
+    if resume and "train" in read_results(folder) and not (folder / layout.CHECKPOINT).exists():
+        raise DataError(
+            f"{folder}: this training is over, and without {layout.CHECKPOINT} there is nothing to go on from"
+        )
 
 
 def _vocabulary(recipe: Recipe, manifest: Path, resumed: Path | None) -> Vocabulary:

@@ -91,7 +91,8 @@ def tune(
     search = search_of(run, lm=lm, lexicon=lexicon, alpha=alpha, beta=beta, beam=beam)
     cache = cached_emissions(run, manifest, split=split, beam=beam, device=device, root=root, progress=progress)
     if not len(cache):
-        raise DataError(f"{os.fspath(manifest)}: no rows in the split {split!r} to tune on")
+        where = "" if split is None else f" of split {split!r}"
+        raise DataError(f"{os.fspath(manifest)}: no row{where} has a complete text to tune on")
     scorer = None if rescore is None else scorer_of(run, rescore, lexicon=lexicon is not None, device=device)
     unit: Unit = "word" if lexicon is not None else run.tokeniser.unit
     rate = _rate(unit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,8 @@ class DataReport:
     too_long: tuple[str, ...]
     """ids of rows whose labels do not fit their frames"""
     dev_rows: int
+    dev_incomplete: int
+    """rows of dev without a complete text"""
     tokens: int
     """V, with the blank"""
 
@@ -44,6 +46,8 @@ class DataReport:
             lines.append(f"{self.kept:,} of {self.labels:,} labels kept ({share:.1f} %)")
         if self.pruned:
             lines.append(f"{self.pruned:,} rows pruned, for no label of them is left")
+        if self.dev_incomplete:
+            lines.append(f"{self.dev_incomplete:,} rows of dev left out, for their text is not complete")
         if self.too_long:
             names = ", ".join(self.too_long[:5]) + (", ..." if len(self.too_long) > 5 else "")
             lines.append(f"{len(self.too_long):,} rows excluded, for they have more labels than frames: {names}")
@@ -51,7 +55,8 @@ class DataReport:
 
 
 class LabelledSet(ManifestDataset):
-    """Rows of some splits, their labels dropped on the fly, their decoded items kept in memory with `cache`.
+    """Rows of some splits, their labels dropped on the fly, their decoded items kept in memory with `cache`. Without a tokeniser
+    they are to be read, and only those with a complete text are there.
 
     Rows without any label left are pruned. `without` leaves out rows by id.
     """
@@ -71,18 +76,26 @@ class LabelledSet(ManifestDataset):
     ) -> None:
         self._dropper = dropper
         self._items: dict[int, Item] | None = {} if cache else None
-        self.labels = self.kept = self.pruned = 0
+        self.labels = self.kept = self.pruned = self.incomplete = 0
 
         def keep(row: Row) -> bool:
             if row.get("split") not in splits or row.id in without:
                 return False
-            return tokeniser is None or self._count(row)
+            if tokeniser is not None:
+                return self._count(row)
+            self.incomplete += not row.complete
+            return row.complete
 
         try:
             super().__init__(manifest, reader, tokeniser, root=root, keep=keep, progress=progress)
         except ManifestError:
             raise
         except DataError as error:
+            if self.incomplete:
+                raise DataError(
+                    f"{self.manifest}: no row of the splits {', '.join(splits)} has a complete text to compare with; give some, "
+                    "as text or text_full, or train without: data.splits.dev=[]"
+                ) from None
             raise DataError(f"{error} for the splits {', '.join(splits)}") from None
 
     def encode(self, row: Row) -> tuple[Sequence[int], Sequence[bool]]:
@@ -189,6 +202,7 @@ def training_data(
         pruned=training.pruned,
         too_long=tuple(too_long),
         dev_rows=0 if held_out is None else len(held_out),
+        dev_incomplete=0 if held_out is None else held_out.incomplete,
         tokens=len(tokeniser.vocabulary),
     )
     return TrainingData(training, held_out, report)
@@ -210,8 +224,19 @@ def vocabulary_of(
 
     A manifest whose splits have no text is a `DataError`.
     """
-    texts = (row.text for row in read_manifest(manifest, progress=progress) if row.get("split") in splits)
-    counts = count_labels(map(normaliser, texts), unit)
+    there: set[str] = set()
+
+    def texts() -> Iterator[str]:
+        for row in read_manifest(manifest, progress=progress):
+            there.add(str(row.get("split", "none")))
+            if row.get("split") in splits:
+                yield row.text
+
+    counts = count_labels(map(normaliser, texts()), unit)
+    if not there & set(splits):
+        raise DataError(
+            f"{manifest}: no row of the splits {', '.join(splits)} (there are {', '.join(sorted(there)[:9])})"
+        )
     if max_letters is not None:
         counts = type(counts)({label: count for label, count in counts.items() if len(label) <= max_letters})
     if not counts:
