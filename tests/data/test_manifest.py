@@ -47,7 +47,7 @@ EXTRA = st.dictionaries(st.text().filter(lambda name: name.startswith("x")), JSO
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.text(st.characters(exclude_characters="\n\r"), min_size=1), EXTRA), max_size=5))
+@given(st.lists(st.tuples(st.text(min_size=1), EXTRA), max_size=5))
 def test_rows_round_trip_with_unknown_fields_in_order(tmp_path_factory: pytest.TempPathFactory, rows: Any) -> None:
     path = tmp_path_factory.mktemp("manifest") / "m.jsonl"
     written = [{**extra, "text": text, **GOOD, "id": f"u{i}"} for i, (text, extra) in enumerate(rows)]
@@ -108,8 +108,6 @@ def test_progress_counts_bytes_to_the_end(tmp_path: Path) -> None:
         (line(text=""), "field 'text' is empty"),
         (line(text=None), "field 'text' must be text, not null"),
         (line(id=7), "field 'id' must be text, not a number"),
-        (line(text="a\nb"), "field 'text' holds a line break, and a row is one line"),
-        (line(text_full="a\rb"), "field 'text_full' holds a line break"),
         (line(path=["a"]), "field 'path' must be text, not a list"),
         (line(text=True), "field 'text' must be text, not true or false"),
         (line(text_full=3), "field 'text_full' must be text, not a number"),

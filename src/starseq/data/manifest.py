@@ -141,9 +141,6 @@ def row_problem(fields: object, *, labelled: bool = True) -> str | None:
     for name in ("id", "path", "text", "text_full", "split"):
         if not isinstance(fields.get(name, ""), str):
             return f"field {name!r} must be text, not {_kind(fields[name])}"
-    for name in ("text", "text_full"):
-        if "\n" in (text := fields.get(name, "")) or "\r" in text:
-            return f"field {name!r} holds a line break, and a row is one line"
     if "gaps" in fields and fields["gaps"] != "marked":
         return f"field 'gaps' must be \"marked\" or absent, not {fields['gaps']!r}"
     for name in _POSITIVE:
