@@ -12,6 +12,8 @@ import pytest
 from benchmarks import page
 from benchmarks.steps import Mistake, Table
 
+from starseq.config import load_recipe
+
 TABLE = """
 title: by hand
 corpus: corpus
@@ -355,3 +357,9 @@ def test_plots_where_there_are_numbers(lines: Lines) -> None:
     assert "STC self-tuned" in drawn["table1-error.svg"]
     assert "p = pDrop" in drawn["table1-p.svg"]
     assert drawn == page.plots(page.load(lines.results, lines.tables))
+
+
+def test_the_recipe_that_the_guide_names_is_what_was_measured() -> None:
+    table = Table.load("11")
+    training = [*table.overrides, *table.methods["cube"]["train"], f"trainer.max_steps={table.steps}"]
+    assert load_recipe("hooker-en@self-tuned").differences(load_recipe(table.recipe, training)) == []
