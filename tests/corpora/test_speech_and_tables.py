@@ -126,6 +126,20 @@ def test_folder_of_audio_and_images(tmp_path):
     assert report.notes == []
 
 
+def test_two_texts_of_a_file_and_two_files_of_a_text(tmp_path):
+    source = tmp_path / "src"
+    for name in ("same.wav", "a.wav", "b.wav", "b.flac"):
+        sound(source / name)
+    for name, text in (("same.txt", "x"), ("same.gt.txt", "x\n"), ("a.txt", "x"), ("a.gt.txt", "y"), ("b.txt", "z")):
+        (source / name).write_text(text)
+    report = load("folder")(source, tmp_path / "out", skip_bad=True)
+    assert [row["id"] for row in rows(tmp_path / "out")] == ["same"]
+    assert (report.bad, report.left_out) == (3, {})
+    reasons = [row["reason"] for row in bad_rows(tmp_path / "out")]
+    assert sum("a.gt.txt: another text than a.txt" in reason for reason in reasons) == 1
+    assert sum("not the only file that b.txt may belong to" in reason for reason in reasons) == 2
+
+
 @pytest.mark.parametrize(
     ("name", "content", "text", "reason"),
     [

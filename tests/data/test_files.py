@@ -7,12 +7,14 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from starseq.data.errors import DataError
 from starseq.data.files import atomic_writer, locked, resolve_inside, write_bytes, write_text
+from starseq.lm.estimate import estimate
 
 
 def test_the_file_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -53,6 +55,26 @@ def test_a_kill_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
     assert target.read_text() == "old"
     # What a killed process leaves is hidden, and does not pass for a result.
     assert [path.name[-4:] for path in tmp_path.iterdir() if path != target] == [".tmp"]
+
+
+@pytest.fixture
+def full_at() -> Iterator[Callable[[int], None]]:
+    """A disk on which no file has room for more than so many bytes."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, full_at: Callable[[int], None]) -> None:
+    full_at(4096)
+    with pytest.raises(OSError, match=r"out\.txt") as caught:
+        write_bytes(tmp_path / "out.txt", bytes(100_000))
+    assert caught.value.filename == str(tmp_path / "out.txt")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match=r"\.a\.arpa\.runs"):
+        estimate((["a", "b"] for _ in range(10_000)), tmp_path / "a.arpa", order=3, memory=1 << 16)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_permissions_and_links_stay(tmp_path: Path) -> None:

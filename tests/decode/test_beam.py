@@ -326,6 +326,7 @@ TOKENISER = Tokeniser(Vocabulary(["a", "b", " "]), "char")
         (lambda text: text[: len(text) // 2], "not a language model that can be read"),
         (lambda text: "hello\n", 'first non-empty line was "hello"'),
         (lambda text: "", "not a language model that can be read"),
+        (lambda text: "\udc89PNG\n" + text, "not a language model that can be read"),
         (
             lambda text: text.replace("\ta", "\tA").replace("\tb", "\tB").replace(" a", " A").replace(" b", " B")
             .replace("<space>", "<SPACE>"),
@@ -334,7 +335,7 @@ TOKENISER = Tokeniser(Vocabulary(["a", "b", " "]), "char")
     ],
 )  # fmt: skip
 def test_a_language_model_that_cannot_be_used(arpa: Path, change: Callable[[str], str], sentence: str, capfd) -> None:
-    arpa.write_text(change(ARPA))
+    arpa.write_bytes(change(ARPA).encode(errors="surrogateescape"))
     with pytest.raises(DataError) as error:
         BeamSearch(TOKENISER, merge_repeats=True, lm=arpa, alpha=0.5)
     assert sentence in str(error.value)

@@ -72,10 +72,19 @@ def test_filter_keeps_rows_untouched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "kept"),
-    [("duration > 99.5", 1), ("duration>=99", 2), ("id=m7", 1), ("none=1", 0), ("none!=1", 0), ("duration<2", 1)],
+    [("duration > 99.5", 1), ("duration>=99", 2), ("id=m7", 1), ("duration<2", 1), ("duration<0", 0)],
 )
 def test_conditions(tmp_path: Path, text: str, kept: int) -> None:
     assert filter_manifest(make(tmp_path / "m.jsonl"), tmp_path / "o.jsonl", [Condition.parse(text)]).kept == kept
+
+
+@pytest.mark.parametrize("text", ["durations<2", "none!=1"])
+def test_a_field_that_no_row_has_is_a_mistake(tmp_path: Path, text: str) -> None:
+    with pytest.raises(
+        DataError, match=r"m\.jsonl: no row has the field '(durations|none)' \(there are duration, .*text"
+    ):
+        filter_manifest(make(tmp_path / "m.jsonl"), tmp_path / "o.jsonl", [Condition.parse(text)])
+    assert not (tmp_path / "o.jsonl").exists()
 
 
 def test_filter_does_not_replace_what_it_reads(tmp_path: Path) -> None:

@@ -92,6 +92,22 @@ def test_a_split_that_is_not_there(root: Path) -> None:
         LabelledSet(root / "manifest.jsonl", LineReader(), DIGITS, splits=["tran"])
 
 
+@pytest.mark.parametrize(
+    ("test", "sentence"),
+    [
+        (["test"], None),
+        (["tset"], "no row of data.splits.test, tset; there are rows of test, which nothing reads"),
+        ([], None),
+    ],
+)
+def test_a_misspelt_test_split_is_said(root: Path, test: list[str], sentence: str | None) -> None:
+    made = training_data(
+        root / "manifest.jsonl", LineReader(), DIGITS, train=["train"], dev=["dev"], test=test, stride=4, repeats=False
+    )
+    assert ("data.splits.test" in str(made.report)) == (sentence is not None)
+    assert sentence is None or sentence in str(made.report)
+
+
 def test_dev_is_what_has_a_complete_text(root: Path, tmp_path: Path) -> None:
     """A text with a hole would count what is read right as an error."""
 

@@ -294,6 +294,64 @@ def test_other_data_are_not_resumed_on(root: Path, tmp_path: Path) -> None:
         train(tiny.recipe(other), tmp_path / "run", resume=True)
 
 
+def test_other_labels_are_not_resumed_on(root: Path, tmp_path: Path) -> None:
+    """Of the same rows: the batches are the same, and what would be learned is not."""
+    recipe = tiny.recipe(root)
+    with pytest.raises(Killed):
+        train(recipe, tmp_path / "run", on_metrics=kill_at(9))
+    manifest = (root / "manifest.jsonl").read_text()
+    rows = [json.loads(line) for line in manifest.splitlines()]
+    changed = next(row for row in rows if row["split"] == "train")
+    changed["text"] = changed["text"][::-1]
+    (root / "corrected.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    other = tiny.recipe(root, "data.manifest=corrected.jsonl")
+    (tmp_path / "run" / "recipe.yaml").write_text(other.to_yaml())
+    with pytest.raises(DataError, match="the labels of the training rows are not those that the run began with"):
+        train(other, tmp_path / "run", resume=True)
+
+
+def test_a_run_cannot_end_before_where_it_stands(root: Path, tmp_path: Path) -> None:
+    constant = "optim.schedule.name=constant"
+    train(tiny.recipe(root, constant), tmp_path / "run")
+    with pytest.raises(DataError, match=r"24 steps already, and trainer\.max_steps is 23"):
+        train(tiny.recipe(root, constant, "trainer.max_steps=23"), tmp_path / "run", resume=True)
+
+
+def test_resuming_what_is_over_changes_nothing(root: Path, tmp_path: Path) -> None:
+    """Also where the last step was the last of its epoch, which is over only once the next batch was asked for."""
+    recipe = tiny.recipe(root, "trainer.max_steps=null", "trainer.max_epochs=2", "optim.schedule.name=constant")
+    first = train(recipe, tmp_path / "run")
+    recipe = tiny.recipe(root, f"trainer.max_steps={first.steps}", f"trainer.checkpoint_every={first.steps}")
+    first = train(recipe, tmp_path / "again")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir() if path.is_file()}
+    assert train(recipe, tmp_path / "again", resume=True).epochs == first.epochs == 2
+    after = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir() if path.is_file()}
+    assert before.keys() == after.keys()
+    for name in ("model.safetensors", "recipe.yaml", "tokens.txt", "metrics.csv"):
+        assert before[name] == after[name]
+    found, was = (json.loads(files["results.json"])["train"] for files in (after, before))
+    assert {**found, "seconds": 0} == {**was, "seconds": 0}
+
+
+def test_a_model_that_was_deleted_is_made_anew(root: Path, tmp_path: Path) -> None:
+    recipe, said = tiny.recipe(root), list[str]()
+    train(recipe, tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").unlink()
+    result = train(recipe, tmp_path / "run", resume=True, on_message=said.append)
+    assert result.best_step == tiny.STEPS
+    assert any("model.safetensors of step" in sentence and "is gone" in sentence for sentence in said)
+    state = load_checkpoint(tmp_path / "run" / "last.ckpt")["model"]
+    with safe_open(str(tmp_path / "run" / "model.safetensors"), "pt") as file:
+        assert all(torch.equal(file.get_tensor(name), state[name]) for name in state)
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", "step,loss\n3,high\n"])
+def test_metrics_of_something_else_are_said(text: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text(text)
+    with pytest.raises(DataError, match=r"metrics\.csv: not the metrics of a run"):
+        read_metrics(tmp_path / "metrics.csv")
+
+
 @pytest.mark.parametrize("damage", [b"", b"nonsense", None])
 def test_a_damaged_checkpoint_is_said(damage: bytes | None, root: Path, tmp_path: Path) -> None:
     recipe = tiny.recipe(root)

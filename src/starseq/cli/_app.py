@@ -111,6 +111,7 @@ MergeRepeats = Annotated[
     ),
 ]
 Beta = Annotated[float | None, typer.Option(help="Weight of the length.", show_default="as tuned")]
+Workers = Annotated[int, typer.Option(min=0, help="Processes that search; 0 is this one alone.")]
 NoText = Annotated[bool, typer.Option("--no-text", help="Rows need no text: the manifest is not transcribed.")]
 
 

@@ -7,7 +7,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from starseq.cli._app import Alpha, Beta, Device, MergeRepeats, RescoreAlpha, Root, RunFolder, app, progress_bar
+from starseq.cli._app import (
+    Alpha,
+    Beta,
+    Device,
+    MergeRepeats,
+    RescoreAlpha,
+    Root,
+    RunFolder,
+    Workers,
+    app,
+    progress_bar,
+)
 
 
 @app.command()
@@ -43,8 +54,8 @@ def evaluate(
     ] = None,
     beam_tokens: Annotated[int, typer.Option(help="Tokens of each frame that extend them.")] = 50,
     merge_repeats: MergeRepeats = None,
-    workers: Annotated[int, typer.Option(help="Processes that search; 0 is this one alone.")] = 2,
-    examples: Annotated[int, typer.Option(help="Show so many of the worst readings, and as many others.")] = 3,
+    workers: Workers = 2,
+    examples: Annotated[int, typer.Option(min=0, help="Show so many of the worst readings, and as many others.")] = 3,
 ) -> None:
     """Error rates: greedy, by beam search, rescored.
 
@@ -75,6 +86,6 @@ def evaluate(
     for part in result.splits:
         if part.left_out:
             typer.echo(f"{part.name}: {part.left_out:,} rows left out, for they have no complete text to compare with")
-    shown = result.examples(examples, examples) if examples > 0 else ""
+    shown = result.examples(examples, examples) if examples else ""
     if shown:
         typer.echo(f"\n{shown}")

@@ -87,7 +87,7 @@ def prepare_features(
     rate: Annotated[int, typer.Option(help="Sampling rate, Hz; audio of another one is resampled.")] = 16_000,
     bands: Annotated[int, typer.Option(help="Mel bands.")] = 80,
     root: Root = None,
-    workers: Annotated[int, typer.Option(help="Processes; 0 works in this one.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0 works in this one.")] = 0,
     skip_bad: SkipBad = False,
 ) -> None:
     """Log-mel features of a manifest, stored.

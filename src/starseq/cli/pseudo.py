@@ -16,6 +16,7 @@ from starseq.cli._app import (
     Root,
     RunFolder,
     SkipUnreadable,
+    Workers,
     app,
     progress_bar,
 )
@@ -71,7 +72,7 @@ def pseudo(
     ] = None,
     beam_tokens: Annotated[int, typer.Option(help="Tokens of each frame that extend them.")] = 50,
     merge_repeats: MergeRepeats = None,
-    workers: Annotated[int, typer.Option(help="Processes that search; 0 is this one alone.")] = 2,
+    workers: Workers = 2,
     skip_bad: SkipUnreadable = False,
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Do only this of N parts, on any machine, in any order.")

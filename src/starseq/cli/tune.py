@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from starseq.cli._app import MergeRepeats, Root, RunFolder, app, progress_bar
+from starseq.cli._app import MergeRepeats, Root, RunFolder, Workers, app, progress_bar
 
 
 @app.command()
@@ -33,7 +33,7 @@ def tune(
     beta: Annotated[float, typer.Option(help="Weight of the length in the first search.")] = 0.0,
     merge_repeats: MergeRepeats = None,
     rounds: Annotated[int, typer.Option(help="Searches at most; 2 are the least.")] = 4,
-    workers: Annotated[int, typer.Option(help="Processes that search; 0 is this one alone.")] = 2,
+    workers: Workers = 2,
     device: Annotated[
         str, typer.Option(help="Where models run: cpu, cuda, ...; auto is CUDA where there is one.")
     ] = "auto",

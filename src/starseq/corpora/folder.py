@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -34,15 +35,20 @@ def prepare(
     split = split_by_share(dev, test)
     found = files(root)
     media = [path for path in found if path.suffix.lower() in SUFFIXES]
+    of_stem = Counter(path.with_suffix("") for path in media)
     texts = {path for path in found if path.name.endswith(_TEXTS)}
+    used: set[Path] = set()
     with building("folder", out, source=root, skip_bad=skip_bad) as build:
         for done, path in enumerate(media, start=1):
-            text = next((t for suffix in _TEXTS if (t := path.with_suffix(suffix)) in texts), None)
-            if text is None:
+            beside = [text for suffix in _TEXTS if (text := path.with_suffix(suffix)) in texts]
+            if not beside:
                 build.leave_out(f"{path.suffix.lower()} file without a text file")
             else:
-                texts.discard(text)
+                used.update(beside)
                 with build.trying(str(path), 1):
+                    if of_stem[path.with_suffix("")] > 1:
+                        raise DataError(f"{path}: not the only file that {beside[0].name} may belong to")
+                    text = _only(beside)
                     relative = path.relative_to(root)
                     id = relative.with_suffix("").as_posix()
                     fields = {"id": id, "path": relative.as_posix(), "text": _read_text(text)}
@@ -51,8 +57,16 @@ def prepare(
                     build.add(fields, str(text), 1)
             if progress is not None:
                 progress(done, len(media))
-        build.leave_out("text file without an audio file or image", len(texts))
+        build.leave_out("text file without an audio file or image", len(texts - used))
     return build.report
+
+
+def _only(beside: list[Path]) -> Path:
+    """The text of a file; of several, the first, if they say the same."""
+    for other in beside[1:]:
+        if _read_text(other) != _read_text(beside[0]):
+            raise DataError(f"{other}: another text than {beside[0].name}")
+    return beside[0]
 
 
 def _read_text(path: Path) -> str:

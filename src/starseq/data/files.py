@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -13,7 +14,16 @@ from typing import BinaryIO
 
 from starseq.data.errors import DataError
 
-__all__ = ["atomic_writer", "check_target", "hash_of", "locked", "resolve_inside", "write_bytes", "write_text"]
+__all__ = [
+    "atomic_writer",
+    "check_target",
+    "hash_of",
+    "locked",
+    "naming",
+    "resolve_inside",
+    "write_bytes",
+    "write_text",
+]
 
 
 @contextmanager
@@ -37,7 +47,7 @@ def atomic_writer(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     # Not `tempfile`: its files are readable by their owner only, and this one becomes the result.
     temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(temporary, "xb") as file:
+        with naming(path), open(temporary, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -49,6 +59,20 @@ def atomic_writer(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             temporary.unlink()
         raise
     _sync_folder(target.parent)
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Where the disk is full, the error names `path`: Python's own does not say what could not be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in _FULL:
+            error.filename = os.fspath(path)
+        raise
+
+
+_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 @contextmanager

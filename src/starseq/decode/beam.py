@@ -100,7 +100,7 @@ class LanguageModel:
         try:
             with _quiet():
                 self.native = KenLM(self.path, dictionary)
-        except RuntimeError as error:
+        except (RuntimeError, UnicodeDecodeError) as error:  # what is wrong may be quoted, and be no text
             reason = str(error).strip().splitlines()[-1]
             raise DataError(f"{self.path}: not a language model that can be read: {reason}") from None
         start = self.native.start(True)

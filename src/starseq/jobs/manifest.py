@@ -224,12 +224,14 @@ def filter_manifest(
     skip_bad: bool = False,
     progress: Progress | None = None,
 ) -> FilterResult:
-    """Write the rows of `source` that meet every condition to `target`, another file."""
+    """Write the rows of `source` that meet every condition to `target`, another file. A field that no row has is a `DataError`."""
     check_target(target, source)
     left_out = 0
+    fields: set[str] = set()
     with bad_rows_beside(target, skip_bad, source) as bad, manifest_writer(target, checked=True) as writer:
         rebase = rebaser(source, target)
         for row in read_manifest(source, labelled=labelled, on_bad=bad, progress=progress):
+            fields.update(row.fields)
             try:
                 keep = all(condition(row) for condition in conditions)
             except DataError as error:
@@ -239,6 +241,10 @@ def filter_manifest(
                 writer.write(rebase(row))
             else:
                 left_out += 1
+        for condition in conditions:
+            if fields and condition.name not in fields:
+                there = ", ".join(sorted(fields))
+                raise DataError(f"{os.fspath(source)}: no row has the field {condition.name!r} (there are {there})")
     return FilterResult(writer.rows, left_out, bad.rows if bad else 0)
 
 

@@ -111,7 +111,8 @@ def build_loop(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resum
     torch.manual_seed(generator("model", recipe.seed).initial_seed())
     model = recipe.network(vocabulary)
     sets = training_data(
-        manifest, recipe.reader(), tokeniser, train=data.splits.train, dev=data.splits.dev, root=root,
+        manifest, recipe.reader(), tokeniser, train=data.splits.train, dev=data.splits.dev,
+        test=data.splits.test, root=root,
         stride=int(cast(Any, model).stride), repeats=criteria.merges_repeats(recipe.criterion.name),
         dropper=recipe.dropper(), cache=data.cache,
     )  # fmt: skip

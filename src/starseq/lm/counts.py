@@ -77,7 +77,7 @@ def number(sentences: Iterable[Sequence[str]], room: Room) -> Numbered:
             if len(bad := np.flatnonzero(block < 0)):
                 at = count - np.count_nonzero(block[bad[0] :] == END) + 1
                 raise DataError(f"sentence {at:,}: <unk>, <s> and </s> cannot be words of a text")
-            block.tofile(file)
+            file.write(block.data)  # not `tofile`, which does not say why it fails
 
         for sentence in sentences:
             before = len(pending)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from starseq.data.errors import DataError
+from starseq.data.files import locked, naming
 from starseq.data.manifest import Progress
 from starseq.lm import kneser_ney_numba as kernels
 from starseq.lm.arpa import ArpaWriter, log10_of
@@ -163,26 +164,18 @@ def _frequent(text: Numbered, size: int, among: set[str] | None) -> set[str]:
 
 @contextmanager
 def _room(target: str | os.PathLike[str], memory: int) -> Iterator[Room]:
-    """A folder of our own beside the target. A lock tells one that is in use from one that a killed process left."""
-    import fcntl
-
+    """A folder of our own beside the target, empty even where a killed process left one."""
     path = Path(os.path.realpath(target))
     folder = path.with_name(f".{path.name[:200]}.runs")
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise DataError(f"{os.fspath(target)}: another process is writing it") from None
+    with locked(target, path.with_name(f".{path.name[:200]}.lock")):
+        folder.mkdir(parents=True, exist_ok=True)
         for stale in folder.iterdir():
             stale.unlink()
         try:
-            yield Room(folder, memory)
+            with naming(folder):
+                yield Room(folder, memory)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(descriptor)
 
 
 _ONE = np.array([1.0]).view(np.uint64)

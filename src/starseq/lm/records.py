@@ -66,7 +66,7 @@ class Table:
 
     def append(self, records: Records) -> None:
         with open(self.path, "ab") as file:
-            np.ascontiguousarray(records).tofile(file)
+            file.write(np.ascontiguousarray(records).data)  # not `tofile`, which does not say why it fails
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,10 @@ class DataReport:
     dev_rows: int
     dev_incomplete: int
     """rows of dev without a complete text"""
+    absent: tuple[str, ...]
+    """splits to test on that no row has"""
+    unnamed: tuple[str, ...]
+    """splits of the manifest that the recipe does not name"""
     tokens: int
     """V, with the blank"""
 
@@ -48,6 +53,11 @@ class DataReport:
             lines.append(f"{self.pruned:,} rows pruned, for no label of them is left")
         if self.dev_incomplete:
             lines.append(f"{self.dev_incomplete:,} rows of dev left out, for their text is not complete")
+        if self.absent and self.unnamed:
+            found = ", ".join(self.unnamed)
+            lines.append(
+                f"no row of data.splits.test, {', '.join(self.absent)}; there are rows of {found}, which nothing reads"
+            )
         if self.too_long:
             names = ", ".join(self.too_long[:5]) + (", ..." if len(self.too_long) > 5 else "")
             lines.append(f"{len(self.too_long):,} rows excluded, for they have more labels than frames: {names}")
@@ -77,8 +87,11 @@ class LabelledSet(ManifestDataset):
         self._dropper = dropper
         self._items: dict[int, Item] | None = {} if cache else None
         self.labels = self.kept = self.pruned = self.incomplete = 0
+        self.there: set[str] = set()
+        self._digest = hashlib.blake2b(digest_size=16)
 
         def keep(row: Row) -> bool:
+            self.there.add(str(row.get("split", "")))
             if row.get("split") not in splits or row.id in without:
                 return False
             if tokeniser is not None:
@@ -104,7 +117,8 @@ class LabelledSet(ManifestDataset):
     def _count(self, row: Row) -> bool:
         """Counts labels before and after dropping; False for a row that has none left."""
         try:
-            left = len(self.encode(row)[0])
+            labels, gaps = self.encode(row)
+            left = len(labels)
             all_of_them = left if self._dropper is None else len(super().encode(row)[0])
         except ManifestError:
             raise
@@ -114,7 +128,13 @@ class LabelledSet(ManifestDataset):
             self.pruned += 1
             return False
         self.labels, self.kept = self.labels + all_of_them, self.kept + left
+        self._digest.update(repr((row.id, list(labels), list(gaps))).encode())
         return True
+
+    @property
+    def digest(self) -> str:
+        """Of ids, labels and gaps: another one is another training set."""
+        return self._digest.hexdigest()
 
     def __getitem__(self, index: int) -> Item:
         if self._items is None:
@@ -168,6 +188,7 @@ def training_data(
     *,
     train: Sequence[str],
     dev: Sequence[str],
+    test: Sequence[str] = (),
     stride: int,
     repeats: bool,
     root: str | os.PathLike[str] | None = None,
@@ -203,6 +224,8 @@ def training_data(
         too_long=tuple(too_long),
         dev_rows=0 if held_out is None else len(held_out),
         dev_incomplete=0 if held_out is None else held_out.incomplete,
+        absent=tuple(split for split in test if split not in training.there),
+        unnamed=tuple(sorted(training.there - {"", *train, *dev, *test})),
         tokens=len(tokeniser.vocabulary),
     )
     return TrainingData(training, held_out, report)

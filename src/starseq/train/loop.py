@@ -174,6 +174,7 @@ class Loop:
         self.plateau = Plateau(recipe.optim.schedule.factor, recipe.optim.schedule.patience)
         self.at, self.sums = _Position(), _Sums()
         self.saved_step: int | None = None
+        self._saved_epoch = 0
         self._skipped_in_a_row = 0
         self._drawn = time.monotonic()
 
@@ -482,7 +483,7 @@ class Loop:
         if self.data.dev is None:
             self._save_model(None)
         self._tick()
-        if self.saved_step != self.at.step:
+        if (self.saved_step, self._saved_epoch) != (self.at.step, self.at.epoch):
             self.save()
         if self.hooks.progress is not None:
             self.hooks.progress(self.at.step, self.at.step)
@@ -512,6 +513,7 @@ class Loop:
                 "penalty": self.penalty.state_dict(),
                 "scaler": self.scaler.state_dict(),
                 "sampler": dict(self.sampler.state_dict(self.at.batch)),
+                "labels": self.data.train.digest,
                 "plateau": asdict(self.plateau),
                 "position": asdict(self.at),
                 "sums": asdict(self.sums),
@@ -520,7 +522,7 @@ class Loop:
                 state["average"] = self.average.network.state_dict()
             with writing(self.folder, self.saved_step):
                 save_checkpoint(self.folder / layout.CHECKPOINT, state)
-        self.saved_step = self.at.step
+        self.saved_step, self._saved_epoch = self.at.step, self.at.epoch
         self._tick(training=False)
 
     def resume(self) -> bool:
@@ -531,6 +533,8 @@ class Loop:
         state = load_checkpoint(path)
         try:
             self.sampler.load_state_dict(state["sampler"])
+            if state.get("labels", self.data.train.digest) != self.data.train.digest:
+                raise ValueError("the labels of the training rows are not those that the run began with")
             self.network.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.penalty.load_state_dict(state["penalty"])
@@ -543,8 +547,22 @@ class Loop:
             raise DataError(f"{path}: cannot go on from it, for {error}") from None
         except (RuntimeError, KeyError, TypeError) as error:
             raise DataError(f"{path}: a checkpoint of another model ({' '.join(str(error).split())[:200]})") from None
-        self.saved_step = self.at.step
+        self.saved_step, self._saved_epoch = self.at.step, self.at.epoch
+        steps = self.recipe.trainer.max_steps
+        if steps is not None and steps < self.at.step:
+            raise DataError(
+                f"{path}: the run has made {self.at.step:,} steps already, and trainer.max_steps is {steps:,}"
+            )
+        if self.at.best_step and not (self.folder / layout.MODEL).exists():
+            self._best_is_gone()
         return True
+
+    def _best_is_gone(self) -> None:
+        """The weights of the best step so far were deleted: the best is looked for anew from here on."""
+        if self.hooks.message is not None:
+            gone = f"{layout.MODEL} of step {self.at.best_step:,}, the best so far, is gone"
+            self.hooks.message(f"{self.folder}: {gone}: the best from here on takes its place")
+        self.at.best_error, self.at.best_step, self.at.evaluated = math.inf, 0, -1
 
 
 def optimizer_for(optim: Optim, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from starseq.data.errors import DataError
 from starseq.data.files import write_text
 
 
@@ -46,14 +47,20 @@ COLUMNS = [field.name for field in fields(Metrics)]
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, float | None]]:
-    """The rows of a metrics.csv. A last line that a kill cut off is left out; no file, no rows."""
+    """The rows of a metrics.csv. A last line that a kill cut off is left out; no file, no rows; another file is a `DataError`."""
     path = Path(path)
     if not path.exists():
         return []
     text = path.read_text()
     whole = text[: text.rfind("\n") + 1]
     rows = csv.DictReader(io.StringIO(whole, newline=""))
-    return [{name: float(value) if value else None for name, value in row.items() if name} for row in rows]
+    try:
+        found = [{name: float(value) if value else None for name, value in row.items() if name} for row in rows]
+    except (ValueError, TypeError):
+        raise DataError(f"{path}: not the metrics of a run") from None
+    if any("step" not in row for row in found[:1]):
+        raise DataError(f"{path}: not the metrics of a run, for it has no column `step`")
+    return found
 
 
 class Log:
