@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,7 @@ def _rules(table: Table) -> dict[str, str]:
 def _pseudo(results: Results) -> str:
     """The pseudo-labels themselves, against the complete training texts, and what a student makes of them."""
     table, metric, rows = results.table, results.table.metric, []
+    other = "wer" if metric == "cer" else "cer"
     methods = [method for method, spec in table.methods.items() if "pseudo" in spec]
     for condition in table.conditions:
         for method in methods:
@@ -272,9 +274,11 @@ def _pseudo(results: Results) -> str:
                 before, after = (found["errors"].get(name, {}).get(metric) for name in ("partial", "pseudo"))
                 lost = found["rows"].get("failed", 0)
                 share = _share(line, before) if _drops_labels(table) else None
+                student = line["errors"]["test"][reading(spec)][other]
                 rows.append([
                     _condition(condition), kind, " and ".join(teachers), *map(_number, (before, after, share)), f"{lost:,}",
                     *(_percent(results.errors(condition, method, split)[:1]) for split in ("dev", "test")),
+                    _number(found["errors"].get("pseudo", {}).get(other)), _number(student),
                 ])  # fmt: skip
     name = metric.upper()
     head = [
@@ -286,7 +290,9 @@ def _pseudo(results: Results) -> str:
         "labels, % of the true number",
         "rows lost",
     ]
-    return _markdown([*head, f"student, dev {name} %", f"student, test {name} %"], rows) if rows else ""
+    head += [f"student, dev {name} %", f"student, test {name} %"]
+    head += [f"{other.upper()} % of the pseudo-labels", f"student, test {other.upper()} %"]
+    return _markdown(head, rows) if rows else ""
 
 
 def _title(table: Table, method: str) -> str:
@@ -322,8 +328,7 @@ def _searches(results: Results) -> str:
 def _repeats(table: Table, method: str) -> str:
     """How the criterion of a method has them."""
     train = table.all_methods()[method].get("train", ())
-    criterion = [setting.partition("=")[2] for setting in train if setting.startswith("criterion.name=")][-1]
-    return "kept" if criterion in ("stc", "selfless_ctc") else "as in CTC"
+    return "kept" if _criterion(train) in ("stc", "selfless_ctc") else "as in CTC"
 
 
 def _share(line: Record, partial: float | None) -> float | None:
@@ -346,14 +351,14 @@ def _runs(results: Results) -> str:
         if "train" not in line:
             continue
         train, how = line["train"], reading(results.table.all_methods()[line["method"]])
-        last = [made for made in line["made"] if made["stage"] == "train"][-1]
+        made = _made(line)
         weights = line.get("weights") if how != "greedy" else None
         read = how if weights is None else f"{how}, {weights['alpha']:g}, {weights['beta']:g}"
         rows.append([
             line["condition"], line["method"], str(line["seed"]), read,
             *(_number(line["errors"][split][how][rate]) for rate in ("wer", "cer") for split in ("dev", "test")),
             f"{train['steps']:,}", f"{train['best_step']:,}", _number(train["p"]), f"{train['seconds']:,.0f}",
-            _machine(last), line["commit"], line["ended"].split()[0],
+            _machine(made), made["commit"], made["ended"].split()[0],
         ])  # fmt: skip
     head = [
         "labels dropped", "method", "seed", "read", "dev WER", "test WER", "dev CER", "test CER", "steps", "best at",
@@ -383,25 +388,88 @@ def _machine(made: Record) -> str:
 
 
 def _time(results: Sequence[Results]) -> str:
-    """Steps per second with STC over CTC: cells of the same machine, with as many side by side."""
+    """Steps per second with STC, plain and lasting, over CTC: means of trainings that ran beside one another."""
     rows = []
     for r in results:
         for condition in r.table.conditions:
-            speeds: dict[str, dict[str, float]] = {"ctc": {}, "stc": {}}
-            for (where, method), lines in r.cells.items():
-                kind = method.split("-")[0]
-                if where != condition or kind not in speeds:
-                    continue
-                for line in lines:
-                    last = [made for made in line["made"] if made["stage"] == "train"][-1]
-                    if line["train"]["steps_per_second"] is not None:
-                        speeds[kind].setdefault(_machine(last), line["train"]["steps_per_second"])
-            for machine in speeds["ctc"].keys() & speeds["stc"].keys():
-                ctc, stc = speeds["ctc"][machine], speeds["stc"][machine]
-                rows.append(
-                    [r.table.corpus, _condition(condition), machine, f"{ctc:.2f}", f"{stc:.2f}", f"{stc / ctc:.2f}"]
-                )
-    return _markdown(["corpus", "labels dropped", "machine", "CTC, steps/s", "STC, steps/s", "STC over CTC"], rows)
+            for kind, title in {"stc": "STC", "lasting_stc": "lasting STC"}.items():
+                for base, own, ctc in _side_by_side(r, condition, kind):
+                    before, after = (
+                        statistics.fmean(line["train"]["steps_per_second"] for line in lines) for lines in (ctc, own)
+                    )
+                    labels = "" if base == condition else " (on all labels)"
+                    made = _made(own[0])
+                    rows.append([
+                        r.table.name, r.table.corpus, _condition(condition), title, _machine(made), made["commit"],
+                        f"{before:.2f}{labels}", f"{after:.2f}", f"{after / before:.2f}",
+                    ])  # fmt: skip
+    head = [
+        "table",
+        "corpus",
+        "labels dropped",
+        "criterion",
+        "machine",
+        "commit",
+        "CTC, steps/s",
+        "its own",
+        "its own over CTC",
+    ]
+    return _markdown(head, rows)
+
+
+def _side_by_side(results: Results, condition: str, kind: str) -> list[tuple[str, list[Record], list[Record]]]:
+    """The trainings with a criterion, and those of CTC that they ran beside, with the condition of the latter: the same or, where
+    there are none, all labels."""
+    found: dict[tuple[str, ...], tuple[str, list[Record], list[Record]]] = {}
+    for line in _timed(results, condition, kind):
+        for base in dict.fromkeys((condition, FULL)):
+            ctc = [other for other in _timed(results, base, "ctc") if _at_once(line, other)]
+            if ctc:
+                found.setdefault((base, *(other["key"] for other in ctc)), (base, [], ctc))[1].append(line)
+                break
+    return list(found.values())
+
+
+def _timed(results: Results, condition: str, kind: str) -> list[Record]:
+    """Trainings with a criterion that differ from those of CTC in it and its penalty alone."""
+    methods = results.table.all_methods()
+    base = _rest(methods[results.table.supervised]["train"])
+    return [
+        line
+        for (where, method), lines in results.cells.items()
+        if where == condition and "from" not in methods[method] and "train" in methods[method]
+        if _criterion(train := methods[method]["train"]) == kind and _rest(train) == base
+        for line in lines
+        if line["train"]["steps_per_second"] is not None
+    ]
+
+
+def _rest(train: Sequence[str]) -> set[str]:
+    return {setting for setting in train if not setting.startswith(("criterion.name=", "penalty."))}
+
+
+def _criterion(train: Sequence[str]) -> str:
+    return [setting.partition("=")[2] for setting in train if setting.startswith("criterion.name=")][-1]
+
+
+def _at_once(one: Record, other: Record) -> bool:
+    """Whether two trainings ran on one machine, beside one another for nine tenths of the shorter one."""
+    first, second = _made(one), _made(other)
+    if (_machine(first), first["commit"]) != (_machine(second), second["commit"]):
+        return False
+    ends = [datetime.fromisoformat(made["ended"]) for made in (first, second)]
+    begins = [end - timedelta(seconds=made["seconds"]) for end, made in zip(ends, (first, second), strict=True)]
+    together = (min(ends) - max(begins)).total_seconds()
+    return together >= 0.9 * min(first["seconds"], second["seconds"]) - _ROUNDED
+
+
+_ROUNDED = 60
+"""Seconds: the end of a training is kept to the minute."""
+
+
+def _made(line: Record) -> Record:
+    """The step that trained what a line is of."""
+    return [made for made in line["made"] if made["stage"] == "train"][-1]
 
 
 def _percent(errors: Sequence[float]) -> str:

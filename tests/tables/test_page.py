@@ -52,11 +52,19 @@ class Lines:
         self.table = Table.load(str(self.tables / "1.yaml"))
 
     def add(
-        self, condition: str, method: str, test: float, *, dev: float | None = None, seed: int = 0, **more: Any
+        self,
+        condition: str,
+        method: str,
+        test: float,
+        *,
+        dev: float | None = None,
+        seed: int = 0,
+        trained: str = "2026-11-16 03:00",
+        **more: Any,
     ) -> None:
         cell = self.table.cell(condition, method, seed)
         made = [
-            {"stage": step.stage, "seconds": 60.0, "machine": "one H200", "jobs": 4,
+            {"stage": step.stage, "seconds": 180.0, "machine": "one H200", "jobs": 4, "commit": "abc1234", "ended": trained,
              "commands": ["starseq " + " ".join(command) for command in step.commands]}
             for step in cell.steps
         ]  # fmt: skip
@@ -74,7 +82,7 @@ class Lines:
         }
         line = {
             "table": "1", "condition": condition, "method": method, "seed": seed, "key": cell.key, "metric": "cer",
-            "errors": errors, "made": made, "commit": "abc1234", "ended": "2026-11-16 04:00",
+            "errors": errors, "made": made, "commit": "0ther12", "ended": "2026-11-16 04:00",
             "train": train | more.pop("train", {}),
         }  # fmt: skip
         with open(self.results, "a") as file:
@@ -243,27 +251,59 @@ def test_a_rule_for_p_is_compared_under_the_loss_of_the_schedules(lines: Lines, 
 def test_pseudo_labels_and_what_they_are_worth(lines: Lines) -> None:
     found = {
         "rows": {"in": 10, "out": 8, "failed": 2},
-        "errors": {"partial": {"cer": 30.5}, "pseudo": {"cer": 4.25}},
+        "errors": {"partial": {"cer": 30.5}, "pseudo": {"cer": 4.25, "wer": 12.0}},
         "labels": {"known": 70, "added": 20},
     }
     kept = {"labels": 500, "kept": 139}  # of 500 with the rows that lost everything; 200 in the others
     lines.add("0.3", "stc+pseudo", 21.0, pseudo=found, labels=kept)
     lines.add("0.7", "stc+pseudo", 22.0, pseudo=found)
-    assert ["0.3", "keep-known", "STC self-tuned", "30.5", "4.25", "45.0", "2", "21.0", "21.0"] in lines.rows(
-        "table1-pseudo"
-    )
-    assert ["0.7", "keep-known", "STC self-tuned", "30.5", "4.25", "", "2", "22.0", "22.0"] in lines.rows(
-        "table1-pseudo"
-    )
+    assert [
+        "0.3",
+        "keep-known",
+        "STC self-tuned",
+        "30.5",
+        "4.25",
+        "45.0",
+        "2",
+        "21.0",
+        "21.0",
+        "12.0",
+        "42.0",
+    ] in lines.rows("table1-pseudo")
+    assert [
+        "0.7",
+        "keep-known",
+        "STC self-tuned",
+        "30.5",
+        "4.25",
+        "",
+        "2",
+        "22.0",
+        "22.0",
+        "12.0",
+        "44.0",
+    ] in lines.rows("table1-pseudo")
     lines.write_table(TABLE.replace("unit: char", "unit: word"))  # while labels are characters
     lines.add("0.3", "stc+pseudo", 23.0, pseudo=found, labels=kept)
-    assert ["0.3", "keep-known", "STC self-tuned", "30.5", "4.25", "", "2", "23.0", "23.0"] in lines.rows(
-        "table1-pseudo"
-    )
+    assert [
+        "0.3",
+        "keep-known",
+        "STC self-tuned",
+        "30.5",
+        "4.25",
+        "",
+        "2",
+        "23.0",
+        "23.0",
+        "12.0",
+        "46.0",
+    ] in lines.rows("table1-pseudo")
     lines.write_table(TABLE.replace("from: stc, pseudo:", "from: stc, also: [[stc, 1]], pseudo:"))
     lines.add("0.3", "stc+pseudo", 24.0, pseudo=found, labels=kept)
     both = "STC self-tuned and STC self-tuned of seed 1"
-    assert ["0.3", "keep-known", both, "30.5", "4.25", "45.0", "2", "24.0", "24.0"] in lines.rows("table1-pseudo")
+    assert ["0.3", "keep-known", both, "30.5", "4.25", "45.0", "2", "24.0", "24.0", "12.0", "48.0"] in lines.rows(
+        "table1-pseudo"
+    )
 
 
 def test_all_corpora_at_one_look(lines: Lines) -> None:
@@ -326,18 +366,32 @@ def test_each_number_says_how_it_was_made(lines: Lines) -> None:
     assert row in lines.page()["table1-runs"]
     assert "| 0.3 | stc+beam | 0 | beam, 0.5, 1.25 | 42.0 |" in lines.page()["table1-runs"]
     commands = lines.page()["table1-commands"]
-    first_step = "# 0.3/stc/0: train, 60 s on one H200, 4 side by side\nstarseq train digits data.root=data/corpus data.drop.p=0.3"
+    first_step = "# 0.3/stc/0: train, 180 s on one H200, 4 side by side\nstarseq train digits data.root=data/corpus data.drop.p=0.3"
     assert commands.startswith(f"```\n{first_step}")
     assert commands.count("starseq train digits") == 1  # what is shared stands once
-    assert "# 0.3/stc+beam/0: beam, 60 s" in commands
+    assert "# 0.3/stc+beam/0: beam, 180 s" in commands
 
 
-def test_time_is_compared_on_one_machine(lines: Lines) -> None:
-    lines.add("0.3", "ctc", 40.0, train={"steps_per_second": 20.0})
+def test_time_is_compared_of_trainings_that_ran_beside_one_another(lines: Lines) -> None:
+    lasting = "{title: lasting, train: [criterion.name=lasting_stc, penalty.name=adaptive]}"
+    masks = "{title: masks, train: [criterion.name=stc, penalty.name=adaptive, data.augment.masks=5]}"
+    lines.write_table(TABLE.replace("  stc+beam:", f"  last: {lasting}\n  stcm: {masks}\n  stc+beam:"))
+    lines.add("0", "ctc", 20.0, train={"steps_per_second": 24.0}, trained="2026-11-16 04:10")
+    lines.add("0.3", "ctc", 40.0, train={"steps_per_second": 20.0}, trained="2026-11-16 04:00")
     lines.add("0.7", "ctc", 40.0, train={"steps_per_second": None})
-    lines.add("0.3", "stc", 23.0, train={"steps_per_second": 19.0})
+    lines.add("0.3", "stc", 23.0, train={"steps_per_second": 19.0}, trained="2026-11-16 04:01")
+    lines.add("0.3", "stc", 23.0, train={"steps_per_second": 17.0}, seed=1, trained="2026-11-16 04:01")
+    lines.add("0.3", "stc", 23.0, train={"steps_per_second": 9.0}, seed=2, trained="2026-11-16 04:07")  # alone
+    lines.add(
+        "0.3", "stcm", 23.0, train={"steps_per_second": 1.0}, trained="2026-11-16 04:00"
+    )  # differs in masks as well
     lines.add("0.7", "stc", 23.0)
-    assert lines.rows("time")[2:] == [["corpus", "0.3", "one H200, 4 side by side", "20.00", "19.00", "0.95"]]
+    lines.add("0.7", "last", 23.0, train={"steps_per_second": 12.0}, trained="2026-11-16 04:10")
+    where = ["one H200, 4 side by side", "abc1234"]
+    assert lines.rows("time")[2:] == [
+        ["1", "corpus", "0.3", "STC", *where, "20.00", "18.00", "0.90"],
+        ["1", "corpus", "0.7", "lasting STC", *where, "24.00 (on all labels)", "12.00", "0.50"],
+    ]
 
 
 def test_lines_of_another_setting_are_history(lines: Lines) -> None:
