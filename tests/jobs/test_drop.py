@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from starseq.cli import app
 from starseq.data.drop import Dropper, FixedDrop
 from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, read_manifest, write_manifest
@@ -43,6 +45,38 @@ def test_everything_dropped_prunes_everything(full: Path, tmp_path: Path) -> Non
     result = drop(full, tmp_path / "out.jsonl", Dropper(FixedDrop(1.0), mark=True))
     assert (result.rows, result.pruned, result.share_kept) == (0, 500, 0.0)
     assert (tmp_path / "out.jsonl").read_bytes() == b""
+
+
+def test_other_splits_stay_whole(tmp_path: Path) -> None:
+    rows = [{"id": f"u{i}", "path": f"{i}.wav", "text": "one two", "split": ("train", "dev")[i % 2]} for i in range(60)]
+    write_manifest(tmp_path / "full.jsonl", rows)
+    everywhere = drop(tmp_path / "full.jsonl", tmp_path / "out.jsonl", Dropper(FixedDrop(0.5)))
+    assert (everywhere.copied, everywhere.partial) == (0, ("dev", "train"))
+    result = drop(tmp_path / "full.jsonl", tmp_path / "out.jsonl", Dropper(FixedDrop(0.5)), splits=["train"])
+    assert (result.copied, result.partial, result.labels, sum(result.histogram)) == (30, ("train",), 60, 30)
+    found = list(read_manifest(tmp_path / "out.jsonl"))
+    assert len(found) == result.rows == 60 - result.pruned
+    assert [row.text for row in found if row["split"] == "dev"] == ["one two"] * 30
+    assert {row.text for row in found if row["split"] == "train"} == {"one", "two", "one two"}
+    with pytest.raises(DataError, match=r"full.jsonl: no row of split 'trian' \(there are dev, train\)"):
+        drop(tmp_path / "full.jsonl", tmp_path / "out.jsonl", Dropper(FixedDrop(0.5)), splits=["trian"])
+    assert len(list(read_manifest(tmp_path / "out.jsonl"))) == len(found)
+
+
+def test_the_command_says_that_dev_lost_labels_too(tmp_path: Path) -> None:
+    rows = [{"id": f"u{i}", "path": f"{i}.wav", "text": "one two", "split": ("train", "dev")[i % 2]} for i in range(60)]
+    write_manifest(tmp_path / "full.jsonl", rows)
+
+    def said(*options: str) -> str:
+        command = ["drop", str(tmp_path / "full.jsonl"), str(tmp_path / "out.jsonl"), "--p-drop", "0.5", "--no-plot"]
+        result = CliRunner().invoke(app, [*command, *options])
+        assert result.exit_code == 0
+        return result.output
+
+    assert "labels were dropped from dev, train: nothing read of them can be scored now; --split NAME" in said()
+    assert "labels were dropped from dev, train: what is read of them is scored by text_full" in said("--keep-text")
+    assert "labels were dropped" not in (output := said("--split", "train"))
+    assert ", 30 of other splits as they were" in output
 
 
 def test_shards_together_are_the_whole(full: Path, tmp_path: Path) -> None:

@@ -23,6 +23,10 @@ def drop(
     word_splits: Annotated[
         str | None, typer.Option(metavar="P,P,...", help="Split the vocabulary at random into parts with a pDrop each.")
     ] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(help="Only rows of this split lose labels; may be repeated.", show_default="all rows"),
+    ] = None,
     unit: Annotated[Literal["word", "char"], typer.Option(help="What a label is. Spaces are characters.")] = "word",
     seed: Annotated[int, typer.Option(help="The choice depends on the seed, the row's id and the position alone.")] = 0,
     mark: Annotated[bool, typer.Option("--mark", help="Leave a * where labels were dropped.")] = False,
@@ -55,9 +59,14 @@ def drop(
     if picture is not None:
         job.check_picture(picture, source, target)
     with progress_bar("Dropping labels") as progress:
-        result = job.drop(source, target, dropper, skip_bad=skip_bad, progress=progress)
+        result = job.drop(source, target, dropper, splits=split or (), skip_bad=skip_bad, progress=progress)
 
-    typer.echo(f"{target}: {result.rows:,} samples, {result.pruned:,} pruned as nothing of them was left")
+    copied = f", {result.copied:,} of other splits as they were" if result.copied else ""
+    typer.echo(f"{target}: {result.rows:,} samples, {result.pruned:,} pruned as nothing of them was left{copied}")
+    if len(result.partial) > 1:
+        names = ", ".join(name or "no split" for name in result.partial)
+        kept = "what is read of them is scored by text_full" if keep_text else "nothing read of them can be scored now"
+        typer.echo(f"labels were dropped from {names}: {kept}; --split NAME drops from one and leaves the others whole")
     echo_bad(target.parent, result.bad)
     typer.echo(f"{result.kept:,} of {result.labels:,} labels kept ({100 * result.share_kept:.1f}%)")
     typer.echo(f"\nlabels kept per sample\n{result.table()}")

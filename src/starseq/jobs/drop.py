@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ BINS = 20
 @dataclass(frozen=True)
 class DropResult:
     """What `drop` did. `histogram` counts samples by the share of labels kept: bin i holds shares from i / 20 to
-    (i + 1) / 20, the last one 1.0 too; pruned samples are in the first."""
+    (i + 1) / 20, the last one 1.0 too; pruned samples are in the first. Copied samples are in `rows` alone."""
 
     rows: int
     pruned: int
@@ -27,6 +28,10 @@ class DropResult:
     labels: int
     kept: int
     histogram: tuple[int, ...]
+    copied: int = 0
+    """samples of other splits, as they were"""
+    partial: tuple[str, ...] = ()
+    """splits that lost labels"""
 
     @property
     def share_kept(self) -> float:
@@ -53,13 +58,15 @@ def drop(
     target: str | os.PathLike[str],
     dropper: Dropper,
     *,
+    splits: Sequence[str] = (),
     skip_bad: bool = False,
     progress: Progress | None = None,
 ) -> DropResult:
     """Drop labels from the manifest `source` and write what is left to the manifest `target`, as a stream.
 
-    Rows that lose every label are pruned. A bad row raises `ManifestError`; with `skip_bad` it goes to ``bad.jsonl``
-    beside `target` instead. `target` changes only when all is done. `progress` counts bytes of `source`.
+    With `splits`, rows of other splits are copied; each split has to be there. Rows that lose every label are pruned.
+    A bad row raises `ManifestError`; with `skip_bad` it goes to ``bad.jsonl`` beside `target` instead. `target`
+    changes only when all is done. `progress` counts bytes of `source`.
 
     >>> import tempfile
     >>> from starseq.data.drop import FixedDrop
@@ -73,10 +80,17 @@ def drop(
     """
     check_target(target, source)
     histogram = [0] * BINS
-    labels = kept = pruned = 0
+    labels = kept = pruned = copied = 0
+    there, partial = set[str](), set[str]()
     with bad_rows_beside(target, skip_bad, source) as bad, manifest_writer(target, checked=True) as writer:
         rebase = rebaser(source, target)
         for row in read_manifest(source, on_bad=bad, progress=progress):
+            split = str(row.get("split") or "")
+            there.add(split)
+            if splits and split not in splits:
+                writer.write(rebase(row))
+                copied += 1
+                continue
             try:
                 dropped = dropper(row)
             except DataError as error:
@@ -85,11 +99,19 @@ def drop(
             labels += dropped.labels
             kept += dropped.kept
             histogram[_bin(dropped.kept, dropped.labels)] += 1
+            if dropped.kept < dropped.labels:
+                partial.add(split)
             if dropped.kept:
                 writer.write(rebase(dropped.row))
             else:
                 pruned += 1
-    return DropResult(writer.rows, pruned, bad.rows if bad else 0, labels, kept, tuple(histogram))
+        for split in splits:
+            if split not in there:
+                names = ", ".join(sorted(there - {""})) or "none"
+                raise DataError(f"{os.fspath(source)}: no row of split {split!r} (there are {names})")
+    return DropResult(
+        writer.rows, pruned, bad.rows if bad else 0, labels, kept, tuple(histogram), copied, tuple(sorted(partial))
+    )
 
 
 def _bin(kept: int, labels: int) -> int:
