@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from starseq.data import audio, images
 from starseq.data.dataset import AudioReader, ManifestDataset
 from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, read_manifest
+from starseq.jobs.manifest import validate
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -68,7 +70,7 @@ def test_librispeech_tree(tmp_path, check):
     assert first["text"] == "GO DO YOU HEAR"
     assert (first["duration"], first["samples"], first["sampling_rate"]) == (0.3, 4800, 16_000)
     assert (first["speaker"], first["chapter"], first["gender"]) == ("84", "121123", "F")
-    assert "read the manifest with root=" in str(report)
+    assert "read the manifest with --root " in str(report)
     data = ManifestDataset(tmp_path / "out" / "manifest.jsonl", AudioReader(), root=tmp_path)
     assert data[0].x.shape == (30, 80)
     assert json.loads((tmp_path / "out" / "STATS.json").read_text())["rows"] == 6
@@ -214,6 +216,32 @@ def test_table_with_other_columns(tmp_path):
     source = table(tmp_path, "file\tsentence\tkey\nclips/0.wav\thi\tu1\n", "t.tsv")
     load("table")(source, tmp_path / "out", path_column="file", text_column="sentence", id_column="key")
     assert rows(tmp_path / "out")[0]["id"] == "u1"
+
+
+def test_files_elsewhere_and_the_root_that_reads_them(tmp_path):
+    source = table(tmp_path / "tables", "path,text\nclips/0.wav,one\n")
+    sound(tmp_path / "store" / "far.wav", 0.2)
+    source.write_text(source.read_text() + f"{tmp_path}/store/far.wav,two\n")
+    out = tmp_path / "tables" / "out"
+    report = load("table")(source, out, root=tmp_path)
+    assert [row["path"] for row in rows(out)] == ["../clips/0.wav", "../../store/far.wav"]
+    root, told = os.path.realpath(tmp_path), report.notes[-1]
+    assert told.endswith(f"--root {root}, in a recipe data.root={root} data.manifest=tables/out/manifest.jsonl")
+    good = validate(out / "manifest.jsonl", files=True, root=root)
+    assert (good.rows, good.bad) == (2, 0)
+
+
+def test_the_split_of_a_table(tmp_path):
+    source = table(tmp_path, "path,text,subset\nclips/0.wav,one,mine\nclips/1.wav,two,\n")
+    assert "no column 'split': a hash of the id decides" in load("table")(source, tmp_path / "out").notes[0]
+    report = load("table")(source, tmp_path / "out", split="dev")
+    assert list(report.splits) == ["dev"]
+    assert not any("hash" in note for note in report.notes)
+    load("table")(source, tmp_path / "out", split_column="subset")
+    assert rows(tmp_path / "out")[0]["split"] == "mine"
+    for wrong in ("split_column", "id_column"):
+        with pytest.raises(ManifestError, match=r"line 1: no column 'subst' \(there are path, text, subset\)"):
+            load("table")(source, tmp_path / "out", **{wrong: "subst"})
 
 
 @pytest.mark.parametrize(

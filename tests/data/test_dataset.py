@@ -130,6 +130,14 @@ def test_stored_features_of_other_settings_are_refused(tmp_path):
         precompute.precompute(tmp_path / "m.jsonl", tmp_path, AudioReader())
 
 
+def test_stored_features_are_not_taken_for_audio(tmp_path):
+    precompute.precompute(speech(tmp_path), tmp_path / "store", AudioReader())
+    with pytest.raises(
+        ManifestError, match=r"features, not audio: a recipe reads them with data\.reader\.name=features"
+    ):
+        ManifestDataset(tmp_path / "store" / "manifest.jsonl", AudioReader())[0]
+
+
 def test_stored_features_are_never_unpickled(tmp_path):
     blob = np.array([{"a": 1}], dtype=object)
     np.save(tmp_path / "evil.npy", blob, allow_pickle=True)

@@ -101,4 +101,5 @@ def prepare_features(
             source, target, rate=rate, bands=bands, root=root, workers=workers, skip_bad=skip_bad, progress=progress
         )
     typer.echo(f"{target}: {result.rows:,} rows, {result.reused_shards:,} shards were there already")
+    typer.echo("a recipe reads them with data.reader.name=features")
     echo_bad(target, result.bad)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -113,7 +114,9 @@ class Builder:
     ) -> None:
         self.report = report
         self._manifest, self._bad, self._tar = manifest, bad, tar
-        self._prefix = os.path.relpath(os.path.realpath(source), os.path.realpath(report.manifest.parent))
+        self._source = self.top = os.path.realpath(source)
+        """the deepest folder with the source and all files"""
+        self._prefix = os.path.relpath(self._source, os.path.realpath(report.manifest.parent))
 
     def add(self, fields: dict[str, Any], file: str, line: int, *, member: bytes | None = None) -> None:
         """A row; its `path` is relative to the source. With `member`, those bytes go into the archive under that name.
@@ -124,6 +127,7 @@ class Builder:
             fields = {**fields, **self._tar.add(fields["path"], member)}
         else:
             name = "archive" if "archive" in fields else "path"
+            self.top = os.path.commonpath([self.top, os.path.normpath(os.path.join(self._source, fields[name]))])
             fields = {**fields, name: Path(self._prefix, fields[name]).as_posix()}
         try:
             self._manifest.write(Row(fields))
@@ -192,16 +196,21 @@ def building(
         if archive:
             file = stack.enter_context(atomic_writer(folder / ARCHIVE))
             tar = _Tar(stack.enter_context(tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT)), ARCHIVE)
-        yield Builder(report, rows, bad, tar, Path(source))
+        builder = Builder(report, rows, bad, tar, Path(source))
+        yield builder
         if not rows.rows:
             reasons = [f"{count} x {reason}" for reason, count in report.left_out.items()]
             raise DataError(f"{source}: found nothing to put into a manifest" + "".join(f"; {r}" for r in reasons))
         if archive:
             manifest.unlink(missing_ok=True)  # an old manifest must not outlive the archive that it points into
-    here, there = os.path.realpath(folder), os.path.realpath(source)
-    if not archive and os.path.commonpath([here, there]) != here:
-        root = os.path.commonpath([here, there])
-        report.notes.append(f"the files lie outside {folder}: read the manifest with root={root!r}")
+    here = os.path.realpath(folder)
+    root = os.path.commonpath([here, builder.top])
+    if not archive and root != here:
+        place = shlex.quote(os.path.relpath(os.path.join(here, manifest.name), root))
+        report.notes.append(
+            f"the files lie outside {folder}: read the manifest with --root {shlex.quote(root)}, "
+            f"in a recipe data.root={shlex.quote(root)} data.manifest={place}"
+        )
     write_text(folder / "STATS.json", json.dumps(report.to_dict(), ensure_ascii=False, indent=1) + "\n")
 
 

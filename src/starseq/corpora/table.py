@@ -23,6 +23,7 @@ def prepare(
     text_column: Annotated[str, "Column with the text."] = "text",
     id_column: Annotated[str, "Column with the id; without such a column the path is the id."] = "id",
     split_column: Annotated[str, "Column with the split; without it, a hash of the id decides."] = "split",
+    split: Annotated[str | None, "Split of all rows, in place of a column."] = None,
     root: Annotated[str | os.PathLike[str] | None, "Folder that paths may not leave; by default the table's."] = None,
     dev: Annotated[float, "Share of rows for dev, where there is no split column."] = 0.05,
     test: Annotated[float, "Share of rows for test, where there is no split column."] = 0.1,
@@ -37,14 +38,18 @@ def prepare(
     table = Path(source)
     if not table.is_file():
         raise DataError(f"{source}: no such file")
-    split = split_by_share(dev, test)
+    by_share = split_by_share(dev, test)
     folder = table.parent.resolve()
     with building("table", out, source=folder, skip_bad=skip_bad) as build:
         rows = list(_rows(table))
         header = rows[0][1] if rows else []
-        for column in (path_column, text_column):
+        named = [column for column, usual in ((id_column, "id"), (split_column, "split")) if column != usual]
+        for column in (path_column, text_column, *named):
             if column not in header:
                 raise ManifestError(table, 1, f"no column {column!r} (there are {', '.join(header) or 'none'})")
+        if split is None and split_column not in header:
+            hashed = f"no column {split_column!r}: a hash of the id decides, so one speaker or writer may be in several splits"
+            build.report.notes.append(hashed)
         for done, (line, cells) in enumerate(rows[1:], start=1):
             with build.trying(str(table), line, cells):
                 if len(cells) != len(header):
@@ -54,8 +59,11 @@ def prepare(
                 if path.suffix.lower() not in SUFFIXES:
                     raise DataError(f"{row[path_column]}: neither audio nor an image by its name")
                 id = row.pop(id_column, "") or Path(row[path_column]).with_suffix("").as_posix()
-                fields = {"id": id, "path": row.pop(path_column), "text": row.pop(text_column)}
-                fields["split"] = row.pop(split_column, "") or split(id)
+                name = row.pop(path_column)
+                name = os.path.relpath(name, folder) if os.path.isabs(name) else name
+                fields = {"id": id, "path": name, "text": row.pop(text_column)}
+                own = row.pop(split_column, "")
+                fields["split"] = split or own or by_share(id)
                 media = describe(path, fields["path"], check=check)
                 build.add({**row, **fields, **media}, str(table), line)
             if progress is not None:

@@ -69,6 +69,8 @@ class AudioReader:
         return f"log-mel {self.log_mel.settings}"
 
     def __call__(self, row: Row, data: bytes) -> Tensor:
+        if str(row.get("features", "")).startswith("log-mel "):  # what `precompute` wrote
+            raise DataError(f"{row.path}: features, not audio: a recipe reads them with data.reader.name=features")
         wave = audio.decode(data, rate=self.log_mel.rate, name=row.path)
         if self.log_mel.frames(len(wave)) < 1:
             raise DataError(f"{row.path}: {len(wave)} samples are too short for one frame of features")
