@@ -19,6 +19,8 @@ WRONG = [
     ("optim.learning_rate=0.1", "optim.learning_rate is not a key of a recipe; the nearest is optim.lr"),
     ("lr=0.1", "lr is not a key of a recipe; the nearest is optim.lr"),
     ("optim.schedule.paitence=2", "optim.schedule.paitence is not a key of a recipe; the nearest is optim.schedule.patience"),
+    ("penalty.p=0.5", "penalty.p is not a key of a recipe; the nearest is penalty.p0"),
+    ("optim.max_steps=9", "optim.max_steps is not a key of a recipe; the nearest is trainer.max_steps"),
     ("model.widht=3", "model.widht is not a key of a recipe; the nearest is model.width"),
     ("data.reader.hieght=3", "data.reader.hieght is not a key of a recipe; the nearest is data.reader.height"),
     ("optim.lr=fast", "optim.lr: 'fast' is not a number"),
@@ -37,6 +39,7 @@ WRONG = [
     ("data.drop.p=[0.1, 0.4]", "data.drop.p: [0.1, 0.4] has parts, so data.drop.by is 'sample' or 'type'"),
     ("trainer.log_every=0", "trainer.log_every: 0 is not above 0"),
     ("model.layers=0", "model.layers: 0 is not above 0"),
+    ("optim.lr=.inf", "optim.lr: inf is not a finite number"),
     ("model.width=-3", "model.width: -3 is not above 0"),
     ("data.reader.height=0", "data.reader.height: 0 is not above 0"),
     ("data.workers=-1", "data.workers: -1 is below 0"),
@@ -231,6 +234,27 @@ def test_files_bases_and_variants(tmp_path: Path) -> None:
     mine.write_text(f"base: {mine}\n")
     with pytest.raises(DataError, match="leads back to it"):
         load_recipe(mine)
+
+
+def test_a_base_is_beside_its_file_and_folders_may_hold_an_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "a@b"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("base: digits\nseed: 5\nvariants: {0.4: {seed: 7}, none: null}\n")
+    (folder / "child.yaml").write_text("base: mine.yaml@0.4\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("a@b/child.yaml").seed == 7
+    assert load_recipe("a@b/mine.yaml@0.4").seed == 7  # a number to YAML
+    assert load_recipe("a@b/mine.yaml@0.5").data.drop == load_recipe("digits@0.5").data.drop
+    assert load_recipe("a@b/mine.yaml@none").seed == 5
+    with pytest.raises(DataError, match=r"variant '0.6' is none of 0.1, 0.3, 0.5, 0.7, 0.4, none"):
+        load_recipe("a@b/mine.yaml@0.6")
+
+
+@pytest.mark.parametrize("variants", ["[a, b]", "{a: 3}"])
+def test_variants_are_sections(variants: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"base: digits\nvariants: {variants}\n")
+    with pytest.raises(DataError, match=r"mine.yaml: variants.* is not a (mapping|section)"):
+        load_recipe(f"{tmp_path}/mine.yaml@a")
 
 
 @pytest.mark.parametrize("text", ["", "- 1\n", "data: [", "data: !!python/object/apply:os.getcwd []\n", "seed: 1\n"])

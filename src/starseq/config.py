@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
+import os
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -402,7 +404,9 @@ def _shipped() -> list[str]:
 
 def _read(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     """The tree of a recipe: its base, its own keys, its variant, in this order."""
-    file, _, variant = name.partition("@") if not Path(name).exists() else (name, "", "")
+    folder, last = os.path.split(name)
+    stem, _, variant = last.partition("@") if not Path(name).exists() else (last, "", "")
+    file = os.path.join(folder, stem)
     if file in _shipped():
         text = (resources.files("starseq") / "recipes" / f"{file}.yaml").read_text(encoding="utf-8")
     elif file.endswith((".yaml", ".yml")) or "/" in file:
@@ -416,16 +420,32 @@ def _read(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
         )
     tree = _parsed(text, file)
     base = tree.pop("base", None)
+    tree["variants"] = _variants(file, tree.get("variants"))
     if base is not None:
+        base = str(base)
+        if base.partition("@")[0] not in _shipped():
+            base = os.path.join(folder, base)  # as the file means it, wherever the command runs
         if base in above:
             raise DataError(f"recipe {file}: its base {base!r} leads back to it")
-        tree = _merged(_read(str(base), (*above, str(base))), tree)
+        tree = _merged(_read(base, (*above, base)), tree)
     if variant:
-        variants = tree.get("variants") or {}
+        variants = tree["variants"]
         if variant not in variants:
             raise DataError(f"recipe {file}: variant {variant!r} is none of {', '.join(variants) or '(it has none)'}")
         tree = _merged(tree, variants[variant])
     return tree
+
+
+def _variants(file: str, found: Any) -> dict[str, Any]:
+    """By name: YAML takes an unquoted 0.5 for a number."""
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise DataError(f"recipe {file}: variants: {found!r} is not a mapping of names to keys")
+    for name, keys in found.items():
+        if keys is not None and not isinstance(keys, dict):
+            raise DataError(f"recipe {file}: variants.{name}: {keys!r} is not a section with keys")
+    return {str(name): keys or {} for name, keys in found.items()}
 
 
 def _parsed(text: str, name: str) -> dict[str, Any]:
@@ -567,8 +587,9 @@ def _unknown_key(path: str, known: Sequence[str]) -> DataError:
         name = key.rpartition(".")[2]
         return 1.0 if name == initials else difflib.SequenceMatcher(None, last, name).ratio()
 
+    beside = [key for key in known if key.rpartition(".")[2].startswith(last)]
     elsewhere = [key for key in _all_keys() if key.rpartition(".")[2] == last]
-    nearest = elsewhere[0] if elsewhere else max(known, key=likeness)
+    nearest = elsewhere[0] if elsewhere and not beside else max(beside or known, key=likeness)
     return DataError(f"{path} is not a key of a recipe; the nearest is {nearest}")
 
 
@@ -630,6 +651,8 @@ def _check(recipe: Recipe) -> None:
     for key, value in positive.items():
         if value is not None and not value > 0:
             raise DataError(f"{key}: {value} is not above 0")
+        if value is not None and math.isinf(value):
+            raise DataError(f"{key}: {value} is not a finite number")
     if optim.schedule.name == "cosine" and trainer.max_steps is None:
         raise DataError("trainer.max_steps must be given: the cosine schedule ends there")
     if not 0 <= optim.average < 1:
