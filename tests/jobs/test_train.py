@@ -248,9 +248,26 @@ def test_stopped_by_hand_it_says_how_to_go_on(tmp_path: Path, monkeypatch: pytes
         raise KeyboardInterrupt
 
     monkeypatch.setattr("starseq.jobs.train.train", stopped)
-    result = CliRunner().invoke(app, ["train", "digits", "--out", str(tmp_path / "run")])
-    assert result.exit_code == 130
-    assert f"stopped; `starseq train --resume --out {tmp_path / 'run'}` goes on from the last" in result.output
+    for how in ("begins anew, for there is no checkpoint yet", "goes on from the last checkpoint"):
+        result = CliRunner().invoke(app, ["train", "digits", "--out", str(tmp_path / "run")])
+        assert result.exit_code == 130
+        assert f"stopped; `starseq train --resume --out {tmp_path / 'run'}` {how}" in result.output
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "last.ckpt").touch()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "folder"),
+    [("digits@0.5", "digits@0.5"), ("digits", "digits"), ("{tmp}/my.yaml", "my"), ("{tmp}/my.yaml@0.5", "my@0.5")],
+)
+def test_a_run_has_the_name_of_its_recipe(
+    recipe: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my.yaml").write_text("base: digits\n")
+    found: list[Path] = []
+    monkeypatch.setattr("starseq.jobs.train.train", lambda recipe, out, **options: found.append(out))
+    CliRunner().invoke(app, ["train", recipe.format(tmp=tmp_path)])
+    assert found == [Path("runs") / folder]
 
 
 def test_outputs_that_tell_where_tokens_begin(corpus: Path, tmp_path: Path) -> None:
@@ -303,5 +320,10 @@ def test_a_dry_run_of_the_large_ones(name: str) -> None:
 def test_a_failed_start_leaves_no_run_behind(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError):
         train(tiny.recipe(corpus, "data.splits.train=nothing"), tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+    broken = shutil.copytree(corpus, tmp_path / "broken")
+    (broken / "lines.tar").write_bytes(b"")
+    with pytest.raises(DataError, match=r"lines\.tar"):  # found in the first step
+        train(tiny.recipe(broken, "trainer.max_steps=1"), tmp_path / "run")
     assert not (tmp_path / "run" / "recipe.yaml").exists()
     train(tiny.recipe(corpus, "trainer.max_steps=1"), tmp_path / "run")

@@ -7,11 +7,13 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests import tiny
 from torch import Tensor
 
@@ -25,8 +27,8 @@ from starseq.penalty import AdaptivePenalty
 from starseq.train.average import Average
 from starseq.train.checkpoint import load_checkpoint
 from starseq.train.loop import Hooks, Loop, Window, share_of
-from starseq.train.metrics import Metrics, read_metrics
-from starseq.train.processes import start
+from starseq.train.metrics import Appended, Metrics, read_metrics
+from starseq.train.processes import others_may_end, start
 from starseq.train.schedule import rate_factor
 
 
@@ -124,10 +126,15 @@ def test_what_a_run_leaves(root: Path, tmp_path: Path) -> None:
         os.listdir(folder)
     )
     assert (folder / "plots" / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert list((folder / "tensorboard").iterdir())
     assert "rows to train on" in said[0]
     assert bars[-1] == (tiny.STEPS, tiny.STEPS)
     rows = read_metrics(folder / "metrics.csv")
+    board = EventAccumulator(str(folder / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in board.Scalars("loss")] == [
+        (row["step"], pytest.approx(row["loss"], rel=1e-5)) for row in rows
+    ]
+    logged = {name for row in rows for name in row if name != "step" and row[name] is not None}
+    assert set(board.Tags()["scalars"]) == logged
     steps = [row["step"] for row in rows]
     assert steps == sorted({*range(3, 25, 3), 8, 16, 24})  # logged every 3 steps and at evaluations, once each
     assert [metrics.step for metrics in seen] == steps
@@ -268,6 +275,44 @@ def test_a_full_disk_is_one_sentence(root: Path, tmp_path: Path, monkeypatch: py
     full = False
     assert train(recipe, tmp_path / "run", resume=True).steps == tiny.STEPS
     assert not list((tmp_path / "run").glob(".*.tmp"))
+
+
+def test_a_disk_that_is_full_when_a_row_is_logged_is_one_sentence(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, full = Appended.write, False
+
+    def write(self: Appended, data: bytes) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(self, data)
+
+    def hook(metrics: Metrics) -> None:
+        nonlocal full
+        full = metrics.step >= 9
+
+    monkeypatch.setattr(Appended, "write", write)
+    with pytest.raises(DataError, match=r"No space left on device\); the checkpoint of step 6 is whole: make room"):
+        train(tiny.recipe(root, "trainer.tensorboard=true"), tmp_path / "run", on_metrics=hook)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_what_could_not_be_logged_is_not_tried_again() -> None:
+    file = Appended("/dev/full")
+    with pytest.raises(OSError, match="No space"):
+        file.write(b"1,2\n")
+    file.close()
+
+
+def test_a_process_that_has_ended_is_named_by_the_others() -> None:
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234")
+    message = "process 1 stops, for another process of this training has ended"
+    with pytest.raises(DataError, match=message), others_may_end(SimpleNamespace(world_size=2, global_rank=1)):
+        raise lost
+    with pytest.raises(RuntimeError, match="Connection closed"), others_may_end(SimpleNamespace(world_size=1)):
+        raise lost
+    with pytest.raises(RuntimeError, match="shape"), others_may_end(SimpleNamespace(world_size=2)):
+        raise RuntimeError("shape")
 
 
 def test_a_file_that_vanishes_in_the_middle_of_an_epoch(root: Path, tmp_path: Path) -> None:

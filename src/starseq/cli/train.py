@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,7 +59,7 @@ def train(
             raise ValueError("--dry-run needs a recipe")
         typer.echo(str(job.dry_run(loaded)))
         return
-    folder = out or Path("runs") / Path(str(recipe)).stem
+    folder = out or Path("runs") / re.sub(r"\.ya?ml(?=@|$)", "", Path(str(recipe)).name)
     display = _Display()
     try:
         with display:
@@ -72,7 +73,7 @@ def train(
             )
     except KeyboardInterrupt:
         if display.used:
-            display.say(f"stopped; `starseq train --resume --out {folder}` goes on from the last checkpoint")
+            display.say(f"stopped; `starseq train --resume --out {folder}` {job.goes_on(folder)}")
         raise SystemExit(130) from None
     if display.used:
         typer.echo(str(result))

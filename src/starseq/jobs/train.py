@@ -28,9 +28,9 @@ from starseq.train.data import manifest_in, synthetic_vocabulary, training_data,
 from starseq.train.loop import Hooks, Loop, TrainResult, optimizer_for
 from starseq.train.metrics import Metrics
 from starseq.train.objective import Objective
-from starseq.train.processes import start
+from starseq.train.processes import others_may_end, start
 
-__all__ = ["DryRun", "Metrics", "TrainResult", "build_loop", "dry_run", "train"]
+__all__ = ["DryRun", "Metrics", "TrainResult", "build_loop", "dry_run", "goes_on", "train"]
 
 
 def train(
@@ -63,7 +63,7 @@ def train(
         accelerator=trainer.accelerator, devices=trainer.devices, nodes=trainer.nodes, strategy=trainer.strategy
     )
     hooks = Hooks(progress, on_metrics, on_message, _draw_curves) if fabric.global_rank == 0 else Hooks()
-    with locked(folder, folder / ".lock") if fabric.global_rank == 0 else nullcontext():
+    with locked(folder, folder / ".lock") if fabric.global_rank == 0 else nullcontext(), others_may_end(fabric):
         return _trained(recipe, folder, fabric, hooks, resume=resume)
 
 
@@ -74,21 +74,26 @@ def _trained(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resume:
     loop = build_loop(recipe, folder, fabric, hooks, resume=resume)
     report = loop.data.report
     fabric.barrier()
+    begun = (folder / layout.RECIPE).exists()
     if fabric.global_rank == 0:
         with writing(folder, loop.saved_step):
             write_text(folder / layout.TOKENS, loop.tokeniser.vocabulary.to_lines())
             write_text(folder / layout.RECIPE, recipe.to_yaml())
-    result = loop.run()
+    try:
+        result = loop.run()
+    except DataError:
+        if fabric.global_rank == 0 and not begun and loop.saved_step is None:
+            (folder / layout.RECIPE).unlink(missing_ok=True)  # no run yet: the corrected command may begin here
+        raise
     if fabric.global_rank == 0:
         found = {"metric": result.metric, "error": result.best_error, "step": result.best_step}
-        update_results(
-            folder,
-            train={
-                "steps": result.steps, "epochs": result.epochs, "seconds": round(result.seconds, 1),
-                "skipped": result.skipped, "best_dev": found, "rows": report.rows, "pruned": report.pruned,
-                "too_long": list(report.too_long), "labels": report.labels, "labels_kept": report.kept,
-            },
-        )  # fmt: skip
+        ended = {
+            "steps": result.steps, "epochs": result.epochs, "seconds": round(result.seconds, 1),
+            "skipped": result.skipped, "best_dev": found, "rows": report.rows, "pruned": report.pruned,
+            "too_long": list(report.too_long), "labels": report.labels, "labels_kept": report.kept,
+        }  # fmt: skip
+        with writing(folder, loop.saved_step):
+            update_results(folder, train=ended)
     fabric.barrier()
     return result
 
@@ -122,6 +127,12 @@ def build_loop(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resum
     if resume and loop.resume():
         say(f"goes on after step {loop.at.step:,}")
     return loop
+
+
+def goes_on(folder: str | os.PathLike[str]) -> str:
+    """What resuming a run that was stopped does."""
+    there = Path(folder, layout.CHECKPOINT).exists()
+    return "goes on from the last checkpoint" if there else "begins anew, for there is no checkpoint yet"
 
 
 def _draw_curves(folder: Path) -> None:

@@ -492,7 +492,8 @@ class Loop:
     def _draw(self) -> None:
         self._drawn = time.monotonic()
         if self.hooks.draw is not None:
-            self.hooks.draw(self.folder)
+            with writing(self.folder, self.saved_step):
+                self.hooks.draw(self.folder)
 
     # --- what is kept -------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -73,27 +77,65 @@ class Log:
         writer.writerow(COLUMNS)
         writer.writerows([[_cell(row.get(name)) for name in COLUMNS] for row in kept])
         write_text(path, text.getvalue())
-        self._file = open(path, "a", newline="")  # noqa: SIM115
-        self._writer = csv.writer(self._file, lineterminator="\n")
-        self._board: Any = None
-        if tensorboard is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(tensorboard), purge_step=step + 1)
+        self._file = Appended(path)
+        self._board = None if tensorboard is None else _Board(tensorboard, purge_step=step + 1)
 
     def write(self, metrics: Metrics) -> None:
         values = {name: getattr(metrics, name) for name in COLUMNS}
-        self._writer.writerow([_cell(value) for value in values.values()])
-        self._file.flush()
+        self._file.write((",".join(_cell(value) for value in values.values()) + "\n").encode())
         if self._board is not None:
-            for name, value in values.items():
-                if value is not None and name != "step":
-                    self._board.add_scalar(name, value, metrics.step)
+            known = {name: value for name, value in values.items() if value is not None and name != "step"}
+            self._board.write(known, metrics.step)
 
     def close(self) -> None:
         self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+class Appended:
+    """A file that keeps nothing back: what cannot be written is said at once, and not once more when it is closed."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+
+    def write(self, data: bytes) -> None:
+        while data:
+            data = data[self._file.write(data) :]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Board:
+    """Scalars for TensorBoard. Not its own writer: that writes in a thread, where a full disk is a traceback."""
+
+    def __init__(self, folder: Path, purge_step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        name = (
+            f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(2)}"
+        )
+        self._file = Appended(folder / name)
+        self._records = RecordWriter(self._file)
+        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        # Steps from here on are void, where a killed run wrote them.
+        self._add(Event(wall_time=time.time(), step=purge_step, session_log=SessionLog(status=SessionLog.START)))
+
+    def write(self, scalars: Mapping[str, float], step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        self._add(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    def _add(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _cell(value: float | None) -> str:

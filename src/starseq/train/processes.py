@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +35,22 @@ def start(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, strate
     fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, strategy=strategy)
     fabric.launch()
     return fabric
+
+
+@contextmanager
+def others_may_end(fabric: Any) -> Iterator[None]:
+    """Where another process has ended, and with it the connection, a `DataError` says so: that one knows why."""
+    try:
+        yield
+    except RuntimeError as error:
+        lost = isinstance(error, torch.distributed.DistError) or any(
+            words in str(error) for words in ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+        )
+        if fabric.world_size == 1 or not lost or isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise DataError(
+            f"process {fabric.global_rank} stops, for another process of this training has ended; that one says why"
+        ) from None
 
 
 def gathered(fabric: Any, items: list[str]) -> list[str]:
