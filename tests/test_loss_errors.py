@@ -50,7 +50,10 @@ BAD = [
     ({"input_lengths": "55"}, "input_lengths: expected a tensor or a sequence of integers, got str"),
     ({"input_lengths": (5, 4.7)}, "input_lengths: expected integers, got 4.7"),
     ({"target_lengths": (True, 2)}, "target_lengths: expected integers, got True"),
-    ({"targets": [[1, 2, 3], [3, 1, 2]]}, "targets: expected a tensor of integers, got list"),
+    (
+        {"targets": [[1, 2, 3], [3, 1, 2]]},
+        "targets: expected a tensor of integers, (B, U) padded or all rows joined by torch.cat, got list",
+    ),
     ({"input_lengths": (5, 6)}, "input_lengths: 6 for utterance 1 is outside 0..5, the frames of the logits"),
     ({"input_lengths": (-1, 5)}, "input_lengths: -1 for utterance 0 is outside 0..5, the frames of the logits"),
     ({"target_lengths": (3, 4)}, "target_lengths: 4 for utterance 1 is outside 0..3, the width of the targets"),

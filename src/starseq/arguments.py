@@ -100,7 +100,10 @@ def padded_targets(
     target_lengths: (B,) on the device. `longest`, if given, is the width U; else concatenated targets need a host sync.
     """
     if not isinstance(targets, Tensor):
-        raise ValueError(f"targets: expected a tensor of integers, got {type(targets).__name__}")
+        kind = type(targets).__name__
+        raise ValueError(
+            f"targets: expected a tensor of integers, (B, U) padded or all rows joined by torch.cat, got {kind}"
+        )
     batch = target_lengths.shape[0]
     # The usual case first, as in lengths_of.
     usual = targets.dtype == torch.int64 and longest is None and targets.device == device and batched

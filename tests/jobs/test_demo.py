@@ -18,7 +18,7 @@ SMALL = ("data.corpus.train=8", "data.corpus.dev=2", "data.corpus.test=4", "mode
 KEYS = ["ctc_full", "ctc_partial", "stc_partial"]
 
 
-def test_a_small_demo_and_what_it_does_when_called_again(tmp_path: Path) -> None:
+def test_a_small_demo_and_what_it_does_when_called_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "demo"
     done: list[tuple[int, int | None]] = []
     result = demo(out, steps=2, overrides=SMALL, progress=lambda *counts: done.append(counts))
@@ -50,6 +50,8 @@ def test_a_small_demo_and_what_it_does_when_called_again(tmp_path: Path) -> None
     assert all(models[key].stat().st_mtime_ns == before[key][0] for key in KEYS[1:])
     assert json.loads((out / "results.json").read_text()) == saved
 
+    monkeypatch.chdir(tmp_path)
+    assert demo(Path("demo"), steps=2, overrides=SMALL).cer == result.cer  # the same folder by another name
     with pytest.raises(DataError, match="holds a demo with other settings; choose another --out"):
         demo(out, steps=3, overrides=SMALL)
 

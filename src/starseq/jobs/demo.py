@@ -102,7 +102,7 @@ def demo(
     say = say or (lambda sentence: None)
     chosen = _overrides(steps, seed, out / "data", overrides)
     recipes = {model.key: load_recipe(model.recipe, [*chosen, f"criterion.name={model.criterion}"]) for model in MODELS}
-    _same_settings(out, {"seed": seed, "overrides": sorted(chosen)})
+    _same_settings(out, {"seed": seed, "overrides": sorted(c for c in chosen if not c.startswith("data.root="))})
 
     corpus = recipes["ctc_full"].data.corpus
     manifest = out / "data" / recipes["ctc_full"].data.manifest
