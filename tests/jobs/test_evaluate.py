@@ -1,9 +1,8 @@
-"""`starseq evaluate` and `transcribe`: rates that jiwer agrees with, results that join others, sentences for bad files."""
+"""`starseq evaluate`: rates that jiwer agrees with, results that join others, sentences for mistakes."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from pathlib import Path
 
@@ -14,10 +13,9 @@ from tests.run_folder import make_run
 
 from starseq import runs
 from starseq.data.errors import DataError
-from starseq.data.manifest import read_bytes, read_manifest, write_manifest
+from starseq.data.manifest import read_manifest, write_manifest
 from starseq.jobs.evaluate import Scores, evaluate
 from starseq.jobs.report import report
-from starseq.jobs.transcribe import Failure, Transcript, transcribe
 from starseq.report.readings import read_readings
 
 
@@ -29,14 +27,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "stc"))
-
-
-def image(run: Path, path: Path) -> Path:
-    """The first test line as a file."""
-    loaded = runs.load(run)
-    row = next(row for row in read_manifest(loaded.manifest) if row["split"] == "test")
-    path.write_bytes(read_bytes(row, loaded.manifest.parent))
-    return path
 
 
 def test_rates_are_those_of_jiwer_and_join_what_was_found_before(run: Path) -> None:
@@ -99,10 +89,6 @@ def test_repeats_are_read_as_asked(tmp_path: Path, command: Command, criterion: 
     )
     assert "merge_repeats" not in runs.read_results(run)["evaluate"]["test"]["greedy"]
     assert ", repeats" not in report([run], examples=0, alignments=0).read_text()
-    file = image(run, tmp_path / "a.png")
-    (read,) = transcribe(run, [file], device="cpu", merge_repeats=merged)
-    assert isinstance(read, Transcript)
-    assert read.text == next(iter(expected.values()))
 
 
 def test_another_manifest_is_named_and_rows_without_a_complete_text_are_left_out(run: Path, tmp_path: Path) -> None:
@@ -142,26 +128,11 @@ def test_the_commands(run: Path, command: Command, tmp_path: Path) -> None:
     assert f"{cer:.2f}" in line
     assert "test, greedy, worst:" in done.out
 
-    good, bad = image(run, tmp_path / "a.png"), tmp_path / "bad.png"
-    bad.write_bytes(b"no image")
-    out = tmp_path / "texts.jsonl"
-    done = command("transcribe", run, bad, good, tmp_path / "none.png", "--json", "-o", out, "--device", "cpu")
-    assert (done.code, done.out) == (1, "")
-    assert done.err.splitlines() == [
-        f"starseq: {bad}: not an image that can be decoded",
-        f"starseq: {tmp_path / 'none.png'}: no such file or directory",
-    ]
-    (found,) = map(json.loads, out.read_text().splitlines())
-    assert found["path"] == str(good)
-    assert found["unit"] == "columns"
     done = command(
         "evaluate", run, "--device", "cpu", "--split", "dev", "--beam", "5", "--workers", "0", "--examples", "0"
     )
     assert (done.code, done.err) == (0, "")
     assert [line.split()[1] for line in done.out.splitlines() if line.startswith("dev ")] == ["greedy", "beam"]
-    done = command("transcribe", run, good, "--device", "cpu")
-    assert (done.code, done.out) == (0, f"{good}\t{found['text']}\n")
-
     done = command("report", run)
     assert (done.code, done.out) == (0, f"{run / 'report.html'}\n")
 
@@ -177,7 +148,6 @@ def test_the_commands(run: Path, command: Command, tmp_path: Path) -> None:
         (["evaluate", "{run}", "--device", "cuda:x"], "device 'cuda:x' is none of auto, cpu, cuda, cuda:1, ..."),
         (["evaluate", "{run}", "--lm", "none.arpa"], "none.arpa: no such file or directory"),
         (["tune", "{run}", "--rounds", "0"], "rounds: 0 is too few: the first search has the weights"),
-        (["transcribe", "{tmp}/none", "a.png"], "no such run folder"),
         (["report", "{run}", "--split", "test"], "split 'test' was not evaluated (there is none)"),
     ],
 )
@@ -189,43 +159,6 @@ def test_mistakes_are_one_sentence(
     assert (done.code, done.out) == (2, "")
     assert sentence in done.err
     assert done.err.count("\n") == 1
-
-
-def test_transcripts_have_places_in_the_file_as_it_is(run: Path, tmp_path: Path) -> None:
-    from PIL import Image
-
-    small = image(run, tmp_path / "a.png")
-    large = tmp_path / "b.png"
-    with Image.open(small) as opened:
-        width, height = opened.size
-        opened.resize((2 * width, 2 * height)).save(large)
-    empty = tmp_path / "c.png"
-    empty.touch()
-    one, two, three = transcribe(run, [small, large, empty], device="cpu")
-    assert isinstance(one, Transcript)
-    assert isinstance(two, Transcript)
-    assert three == Failure(str(empty), f"{empty}: the file is empty")
-    assert one.text == "".join(token.token for token in one.tokens)
-    assert one.tokens  # a model with the weights it was born with reads something
-    for transcript, scale in ((one, 1), (two, 2)):
-        for token in transcript.tokens:
-            assert token.start % (4 * scale) == 0
-            assert token.start < token.end <= scale * width
-            assert 0 < token.confidence <= 1
-
-
-def test_speech_has_seconds(tmp_path: Path) -> None:
-    import numpy as np
-    import soundfile
-
-    overrides = ("data.reader={name: audio, rate: 16000, bands: 80}", "model.stride=3", "criterion.name=ctc")
-    run = make_run(tmp_path / "run", *overrides, lines=1)
-    noise = np.random.default_rng(0).normal(size=16_000).astype("float32") * 0.1
-    soundfile.write(tmp_path / "a.wav", noise, 16_000)
-    (found,) = transcribe(run, [tmp_path / "a.wav"], device="cpu")
-    assert isinstance(found, Transcript)
-    assert found.unit == "seconds"
-    assert all(0 <= token.start < token.end <= 1.0 for token in found.tokens)
 
 
 def test_a_page_about_runs_whatever_their_texts_and_names_hold(run: Path, tmp_path: Path) -> None:

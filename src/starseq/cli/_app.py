@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -111,6 +111,13 @@ MergeRepeats = Annotated[
     ),
 ]
 Beta = Annotated[float | None, typer.Option(help="Weight of the length.", show_default="as tuned")]
+NGram = Annotated[Path | None, typer.Option(help="n-gram model of the search: ARPA, plain or .gz, or KenLM's binary.")]
+Lexicon = Annotated[Path | None, typer.Option(help="Words that a model of letters is held to, one a line.")]
+Rescore = Annotated[
+    Path | None, typer.Option(help="Language model that reorders the n best: ours, Hugging Face's, or ARPA.")
+]
+RescoreUnit = Annotated[Literal["char", "word"], typer.Option(help="What --rescore-beta counts.")]
+BeamTokens = Annotated[int, typer.Option(help="Tokens of each frame that extend hypotheses.")]
 Workers = Annotated[int, typer.Option(min=0, help="Processes that search; 0 is this one alone.")]
 NoText = Annotated[bool, typer.Option("--no-text", help="Rows need no text: the manifest is not transcribed.")]
 

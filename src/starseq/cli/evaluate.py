@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from starseq.cli._app import (
     Alpha,
+    BeamTokens,
     Beta,
     Device,
+    Lexicon,
     MergeRepeats,
     RescoreAlpha,
+    RescoreUnit,
     Root,
     RunFolder,
     Workers,
@@ -36,7 +39,7 @@ def evaluate(
         Path | None,
         typer.Option(help="Also a beam search with this n-gram model: ARPA, plain or .gz, or KenLM's binary."),
     ] = None,
-    lexicon: Annotated[Path | None, typer.Option(help="Words that a model of letters is held to, one a line.")] = None,
+    lexicon: Lexicon = None,
     rescore: Annotated[
         Path | None,
         typer.Option(help="Also its n best reordered by this language model: ours, Hugging Face's, or ARPA."),
@@ -45,14 +48,14 @@ def evaluate(
     beta: Beta = None,
     rescore_alpha: RescoreAlpha = None,
     rescore_beta: Beta = None,
-    rescore_unit: Annotated[Literal["char", "word"], typer.Option(help="What --rescore-beta counts.")] = "char",
+    rescore_unit: RescoreUnit = "char",
     beam: Annotated[
         int | None,
         typer.Option(
             help="Also a beam search, which keeps so many hypotheses after each frame.", show_default="500 with --lm"
         ),
     ] = None,
-    beam_tokens: Annotated[int, typer.Option(help="Tokens of each frame that extend them.")] = 50,
+    beam_tokens: BeamTokens = 50,
     merge_repeats: MergeRepeats = None,
     workers: Workers = 2,
     examples: Annotated[int, typer.Option(min=0, help="Show so many of the worst readings, and as many others.")] = 3,

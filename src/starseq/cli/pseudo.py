@@ -9,10 +9,13 @@ import typer
 
 from starseq.cli._app import (
     Alpha,
+    BeamTokens,
     Beta,
     Device,
     MergeRepeats,
+    Rescore,
     RescoreAlpha,
+    RescoreUnit,
     Root,
     RunFolder,
     SkipUnreadable,
@@ -55,22 +58,19 @@ def pseudo(
     lexicon: Annotated[
         Path | None, typer.Option(help="Plain: words that a model of letters is held to, one a line.")
     ] = None,
-    rescore: Annotated[
-        Path | None,
-        typer.Option(help="Language model that reorders the n best: ours, Hugging Face's, or ARPA."),
-    ] = None,
+    rescore: Rescore = None,
     alpha: Alpha = None,
     beta: Beta = None,
     rescore_alpha: RescoreAlpha = None,
     rescore_beta: Beta = None,
-    rescore_unit: Annotated[Literal["char", "word"], typer.Option(help="What --rescore-beta counts.")] = "char",
+    rescore_unit: RescoreUnit = "char",
     beam: Annotated[
         int | None,
         typer.Option(
             help="Hypotheses that the search keeps after each frame.", show_default="500 if plain, 100 otherwise"
         ),
     ] = None,
-    beam_tokens: Annotated[int, typer.Option(help="Tokens of each frame that extend them.")] = 50,
+    beam_tokens: BeamTokens = 50,
     merge_repeats: MergeRepeats = None,
     workers: Workers = 2,
     skip_bad: SkipUnreadable = False,

@@ -8,7 +8,22 @@ from typing import Annotated
 
 import typer
 
-from starseq.cli._app import Device, MergeRepeats, RunFolder, app, progress_bar
+from starseq.cli._app import (
+    Alpha,
+    BeamTokens,
+    Beta,
+    Device,
+    Lexicon,
+    MergeRepeats,
+    NGram,
+    Rescore,
+    RescoreAlpha,
+    RescoreUnit,
+    RunFolder,
+    Workers,
+    app,
+    progress_bar,
+)
 
 
 @app.command()
@@ -21,22 +36,47 @@ def transcribe(
     as_json: Annotated[
         bool, typer.Option("--json", help="JSON Lines with every token, its place and its confidence.")
     ] = False,
+    lm: NGram = None,
+    lexicon: Lexicon = None,
+    rescore: Rescore = None,
+    alpha: Alpha = None,
+    beta: Beta = None,
+    rescore_alpha: RescoreAlpha = None,
+    rescore_beta: Beta = None,
+    rescore_unit: RescoreUnit = "char",
+    beam: Annotated[
+        int | None,
+        typer.Option(help="Hypotheses that the search keeps after each frame.", show_default="500 with --lm"),
+    ] = None,
+    beam_tokens: BeamTokens = 50,
     merge_repeats: MergeRepeats = None,
+    workers: Workers = 0,
     device: Device = "auto",
 ) -> None:
     """Read files with a trained model.
 
-    A line for each: its name, a tab, the text. Places are seconds of audio, or pixel columns of an image. A file that
+    Greedily, with --lm, --lexicon or --beam by beam search, with --rescore after rescoring. A line for each file: its name,
+    a tab, the text. Places are seconds of audio, or pixel columns of an image. A file that
     cannot be read is named on standard error, the others are read, and the exit code is 1.
     """
     from starseq.data.files import check_target, write_text
+    from starseq.decode.beam import Beam
     from starseq.jobs import transcribe as job
+    from starseq.jobs.decode import BeamReader
+    from starseq.jobs.evaluate import device_of
 
     if out is not None:
         check_target(out, *files)
     lines, failures = [], []
+    reader = BeamReader(
+        lm, lexicon, rescore, alpha, beta, rescore_alpha, rescore_beta, rescore_unit,
+        Beam(size=500 if beam is None else beam, tokens=beam_tokens), workers, device_of(device),
+        searched=beam is not None,
+    )  # fmt: skip
     with progress_bar("Reading") as progress:
-        for result in job.transcribe(run, files, device=device, merge_repeats=merge_repeats, progress=progress):
+        for result in job.transcribe(
+            run, files, reader=reader, device=device, merge_repeats=merge_repeats, progress=progress
+        ):
             if isinstance(result, job.Failure):
                 failures.append(result.reason)
                 continue

@@ -7,19 +7,26 @@ from typing import Annotated, Literal
 
 import typer
 
-from starseq.cli._app import MergeRepeats, Root, RunFolder, Workers, app, progress_bar
+from starseq.cli._app import (
+    BeamTokens,
+    Lexicon,
+    MergeRepeats,
+    NGram,
+    Rescore,
+    Root,
+    RunFolder,
+    Workers,
+    app,
+    progress_bar,
+)
 
 
 @app.command()
 def tune(
     run: RunFolder,
-    lm: Annotated[
-        Path | None, typer.Option(help="n-gram model of the search: ARPA, plain or .gz, or KenLM's binary.")
-    ] = None,
-    lexicon: Annotated[Path | None, typer.Option(help="Words that a model of letters is held to, one a line.")] = None,
-    rescore: Annotated[
-        Path | None, typer.Option(help="Language model that reorders the n best: ours, Hugging Face's, or ARPA.")
-    ] = None,
+    lm: NGram = None,
+    lexicon: Lexicon = None,
+    rescore: Rescore = None,
     rescore_unit: Annotated[Literal["char", "word"], typer.Option(help="What beta counts when rescoring.")] = "char",
     split: Annotated[str, typer.Option(help="The split to tune on.")] = "dev",
     manifest: Annotated[
@@ -27,7 +34,7 @@ def tune(
     ] = None,
     root: Root = None,
     beam: Annotated[int, typer.Option(help="Hypotheses kept after each frame.")] = 500,
-    beam_tokens: Annotated[int, typer.Option(help="Tokens of each frame that extend them.")] = 50,
+    beam_tokens: BeamTokens = 50,
     nbest: Annotated[int, typer.Option(help="Texts in each list.")] = 512,
     alpha: Annotated[float, typer.Option(help="Weight of the language model in the first search.")] = 0.5,
     beta: Annotated[float, typer.Option(help="Weight of the length in the first search.")] = 0.0,

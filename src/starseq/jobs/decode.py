@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,18 +158,26 @@ class BeamReader:
 
     def read_rescored(self, run: Run, manifest: Path, split: str | None) -> dict[str, str]:
         """The best text of every row after rescoring, by id."""
-        assert self.rescore_lm is not None
-        alpha, beta = self.rescore_weights(run)
-        scorer = scorer_of(run, self.rescore_lm, lexicon=self.lexicon is not None, device=self.device)
+        reorder = self.rescorer(run)
         lists = self._lists(run, manifest, split)
-        found = rescore(
-            lists, scorer, alpha, beta, unit=self.rescore_unit, progress=lambda done: self.progress(done, len(lists))
-        )
+        found = reorder(lists, lambda done: self.progress(done, len(lists)))
         return {nbest.id: best(nbest).text for nbest in found}
 
-    def _lists(self, run: Run, manifest: Path, split: str | None) -> list[NBest]:
+    def search(self, run: Run) -> BeamSearch:
+        """The search that was asked for, with its weights."""
         alpha, beta = self.search_weights(run)
-        search = search_of(run, lm=self.lm, lexicon=self.lexicon, alpha=alpha, beta=beta, beam=self.beam)
+        return search_of(run, lm=self.lm, lexicon=self.lexicon, alpha=alpha, beta=beta, beam=self.beam)
+
+    def rescorer(self, run: Run) -> Callable[[Iterable[NBest], Callable[[int], None]], Iterator[NBest]]:
+        """``reorder(lists, progress)``: the lists of the search by `rescore_lm`, or as they are where there is none."""
+        if self.rescore_lm is None:
+            return lambda lists, progress: iter(lists)
+        alpha, beta = self.rescore_weights(run)
+        scorer = scorer_of(run, self.rescore_lm, lexicon=self.lexicon is not None, device=self.device)
+        return lambda lists, progress: rescore(lists, scorer, alpha, beta, unit=self.rescore_unit, progress=progress)
+
+    def _lists(self, run: Run, manifest: Path, split: str | None) -> list[NBest]:
+        search = self.search(run)
         root = data_root(run.recipe, run.folder) if self.root is None and manifest == run.manifest else self.root
         cache = cached_emissions(
             run, manifest, split=split, beam=self.beam, device=self.device, root=root, progress=self.progress

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from starseq import runs
 from starseq.data.dataset import FeatureReader, LineReader
 from starseq.data.errors import DataError
 from starseq.data.images import image_size
 from starseq.data.manifest import Progress, Row
-from starseq.decode.greedy import greedy_read
+from starseq.decode.align import align
+from starseq.decode.greedy import Read, greedy_read
+from starseq.decode.nbest import best
+from starseq.decode.workers import work_ahead
+from starseq.jobs.decode import BeamReader
 from starseq.jobs.evaluate import device_of
 
 __all__ = ["Failure", "Token", "Transcript", "transcribe"]
@@ -57,52 +64,132 @@ def transcribe(
     folder: str | os.PathLike[str],
     files: Sequence[str | os.PathLike[str]],
     *,
+    reader: BeamReader | None = None,
     device: str = "auto",
     merge_repeats: bool | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Transcript | Failure]:
-    """Reads each file with the run in `folder`, greedily, in the order given.
+    """Reads each file with the run in `folder`, in the order given: greedily, or as `reader` does, by beam search and rescored.
 
     What the run was trained on says what the files are: audio, or images of text lines. A file that cannot be read gives a
     `Failure`, and the next one follows. `merge_repeats` is how the run is read, by default as its criterion has it. `progress`
-    counts files. A run that cannot be used raises `DataError`.
+    counts files. A run, a language model or weights that cannot be used raise `DataError`.
     """
     run = runs.load(folder, merge_repeats=merge_repeats)
-    model = run.model.to(device_of(device))
-    for number, file in enumerate(files, start=1):
-        path = os.fspath(file)
+    reader = BeamReader() if reader is None else reader
+    waiting: deque[Callable[[], Transcript | Failure]] = deque()
+    with _reading(run, reader) as begin:  # before the model runs: a worker is a copy of this process
+        model = run.model.to(device_of(device))
+        for done in range(len(files)):
+            while len(waiting) + done < len(files) and len(waiting) <= 2 * reader.workers:
+                waiting.append(_begun(run, model, os.fspath(files[done + len(waiting)]), begin))
+            yield waiting.popleft()()
+            if progress is not None:
+                progress(done + 1, len(files))
+
+
+class _Heard(NamedTuple):
+    """A file as the model hears it."""
+
+    log_probs: Tensor  # (T, V)
+    unit: str
+    scale: float  # of a frame, in this unit
+    last: float  # where the file ends
+
+
+_Result = Callable[[], tuple[str, list[Read]]]
+"""what waits for a text, and its tokens with their frames"""
+_Begin = Callable[[str, Tensor], _Result]
+
+
+@contextmanager
+def _reading(run: runs.Run, reader: BeamReader) -> Iterator[_Begin]:
+    """``begin(path, log_probs)``: the reading of one file."""
+    if not reader.methods():
+        yield lambda path, log_probs: lambda: _greedy(run, log_probs)
+        return
+    reorder = reader.rescorer(run)
+    with work_ahead(reader.search(run).nbest, reader.workers) as submit:
+
+        def begin(path: str, log_probs: Tensor) -> _Result:
+            searched = submit(path, log_probs.numpy())
+
+            def result() -> tuple[str, list[Read]]:
+                hyp = best(next(reorder([searched()], lambda done: None)))
+                return hyp.text, _placed(run, log_probs, hyp.tokens)
+
+            return result
+
+        yield begin
+
+
+def _greedy(run: runs.Run, log_probs: Tensor) -> tuple[str, list[Read]]:
+    (reads,) = greedy_read(log_probs[None], [len(log_probs)], merge_repeats=run.merges_repeats)
+    return run.tokeniser.decode([read.token for read in reads]), reads
+
+
+def _placed(run: runs.Run, log_probs: Tensor, tokens: Sequence[int]) -> list[Read]:
+    """The tokens of a text at the frames of its best alignment; confidences are those of greedy reading, what the model gives them
+    there."""
+    criterion = "ctc" if run.merges_repeats else "selfless_ctc"
+    found = align(log_probs, tokens, criterion=criterion)
+    return [Read(label.token, label.start, label.end, label.probability) for label in found.labels]
+
+
+def _begun(
+    run: runs.Run, model: torch.nn.Module, path: str, begin: _Begin
+) -> Callable[[], Transcript | Failure]:  # fmt: skip
+    """Runs the model on a file, and gives what waits for its transcript."""
+    try:
+        heard = _heard(run, model, path)
+        result = begin(path, heard.log_probs)
+    except (OSError, ValueError) as error:
+        failure = _failure(path, error)
+        return lambda: failure
+
+    def transcript() -> Transcript | Failure:
         try:
-            yield _read(run, model, path)
-        except OSError as error:
-            yield Failure(path, f"{path}: {(error.strerror or str(error)).lower()}")
-        except ValueError as error:
-            sentence = " ".join(str(error).split())
-            yield Failure(path, sentence if path in sentence else f"{path}: {sentence}")
-        if progress is not None:
-            progress(number, len(files))
+            return _transcript(run, path, heard, *result())
+        except (OSError, ValueError) as error:
+            return _failure(path, error)
+
+    return transcript
+
+
+def _failure(path: str, error: OSError | ValueError) -> Failure:
+    if isinstance(error, OSError):
+        return Failure(path, f"{path}: {(error.strerror or str(error)).lower()}")
+    sentence = " ".join(str(error).split())
+    return Failure(path, sentence if path in sentence else f"{path}: {sentence}")
 
 
 @torch.no_grad()
-def _read(run: runs.Run, model: torch.nn.Module, path: str) -> Transcript:
+def _heard(run: runs.Run, model: torch.nn.Module, path: str) -> _Heard:
     reader = run.reader.source if isinstance(run.reader, FeatureReader) else run.reader
     data = Path(path).read_bytes()
     if not data:
         raise DataError(f"{path}: the file is empty")
     x = reader(Row({"id": path, "path": path}), data)
     logits, lengths = model(x[None].to(next(model.parameters()).device), torch.tensor([len(x)]))
-    (reads,) = greedy_read(logits.float(), lengths.cpu(), merge_repeats=run.merges_repeats)
+    log_probs = logits[0, : int(lengths)].float().log_softmax(1).cpu()
     if run.seconds_per_frame is not None:
-        unit, scale, last = "seconds", run.seconds_per_frame, reader.measure(Row({"id": path, "path": path}), data)
-    else:
-        # Frames count columns of the scaled line; the user has the file.
-        width = image_size(data, name=path)[0] if isinstance(reader, LineReader) else len(x)
-        unit, scale, last = "columns", run.stride * width / len(x), width
+        return _Heard(
+            log_probs, "seconds", run.seconds_per_frame, reader.measure(Row({"id": path, "path": path}), data)
+        )
+    # Frames count columns of the scaled line; the user has the file.
+    width = image_size(data, name=path)[0] if isinstance(reader, LineReader) else len(x)
+    return _Heard(log_probs, "columns", run.stride * width / len(x), width)
+
+
+def _transcript(run: runs.Run, path: str, heard: _Heard, text: str, reads: Sequence[Read]) -> Transcript:
     tokens = tuple(
         Token(
-            run.tokeniser.vocabulary[read.token], round(read.start * scale, 3), round(min(read.end * scale, last), 3),
+            run.tokeniser.vocabulary[read.token],
+            round(read.start * heard.scale, 3),
+            round(min(read.end * heard.scale, heard.last), 3),
             round(read.confidence, 4),
         )
         for read in reads
-    )  # fmt: skip
+    )
     mean = sum(token.confidence for token in tokens) / len(tokens) if tokens else 1.0
-    return Transcript(path, run.tokeniser.decode([read.token for read in reads]), round(mean, 4), unit, tokens)
+    return Transcript(path, text, round(mean, 4), heard.unit, tokens)
