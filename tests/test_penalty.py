@@ -495,6 +495,7 @@ def test_nan_is_not_read() -> None:
         ),
         ({"root": math.inf, "steps": 9}, "root: inf is not a number from 1 up"),
         ({"root": math.nan, "steps": 9}, "root: nan is not a number from 1 up"),
+        ({"blank": -1}, "blank: -1 is not a token"),
     ],
 )
 def test_bad_arguments_of_the_adaptive_rule(arguments: dict[str, Any], message: str) -> None:

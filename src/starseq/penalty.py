@@ -18,6 +18,7 @@ from starseq.arguments import (
     lengths_of,
     one_of,
     padded_targets,
+    whole,
 )
 from starseq.op.separate import best_path
 from starseq.op.setting import Setting
@@ -114,7 +115,8 @@ class AdaptivePenalty(nn.Module):
         blank: that of the loss.
 
     Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate or steps that are not positive, a window
-    or a root under 1, for a root without `steps` and `token_quantile`, and for `matching="all"` with any of the three.
+    or a root under 1, a blank below 0, for a root without `steps` and `token_quantile`, and for `matching="all"` with any of the
+    three.
 
         >>> penalty = AdaptivePenalty()
         >>> round(penalty().exp().item(), 4)
@@ -171,6 +173,8 @@ class AdaptivePenalty(nn.Module):
             raise ValueError(f"window: {window} is not a number of steps")
         if root is not None and not (root >= 1 and math.isfinite(root)):
             raise ValueError(f"root: {root} is not a number from 1 up")
+        if whole("blank", blank) < 0:
+            raise ValueError(f"blank: {blank} is not a token")
         self.p0, self.p_min, self.p_max, self.rate, self.window = p0, p_min, p_max, rate, window
         self.threshold, self.steps, self.token_quantile = threshold, steps, token_quantile
         self.root, self.matching, self.blank = root, matching, blank

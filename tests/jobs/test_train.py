@@ -180,6 +180,15 @@ def mistakes(corpus: Path, folder: Path) -> dict[str, tuple[Sequence[str], str]]
             [*there, "optim.lr=0.5", "seed=1", "--resume"],
             "not the one that the run began with: optim.lr: 0.01 -> 0.5; seed: 0 -> 1",
         ),
+        "another recipe, by what changes": (
+            ["seed=1", "optim.lr=0.5", "--resume", "--out", str(folder)],
+            "not the one that the run began with: optim.lr: 0.01 -> 0.5; seed: 0 -> 1",
+        ),
+        "nothing to change": (
+            ["seed=1", "--resume", "--out", str(folder / "x")],
+            "no run to resume, for it has no recipe.yaml",
+        ),
+        "a key that is none": (["sed=1", "--resume", "--out", str(folder)], "the nearest is seed"),
         "nothing to resume": (["--resume", "--out", str(folder / "x")], "no run to resume, for it has no recipe.yaml"),
         "no such device": ([*there, "trainer.accelerator=cuda", "--resume"], "there is no CUDA device here"),
         "no such device, in Lightning's words": (
@@ -268,6 +277,14 @@ def test_a_run_has_the_name_of_its_recipe(
     monkeypatch.setattr("starseq.jobs.train.train", lambda recipe, out, **options: found.append(out))
     CliRunner().invoke(app, ["train", recipe.format(tmp=tmp_path)])
     assert found == [Path("runs") / folder]
+
+
+def test_a_run_that_goes_on_needs_only_what_changes(run_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    code, _, error = run_cli("train", "trainer.log_every=1", "--resume", "--out", str(folder))
+    assert code == 0, error
+    found, before = (load_recipe(place / "recipe.yaml") for place in (folder, run_folder))
+    assert (found.trainer.log_every, found.model, found.data) == (1, before.model, before.data)
 
 
 def test_outputs_that_tell_where_tokens_begin(corpus: Path, tmp_path: Path) -> None:

@@ -49,9 +49,15 @@ def train(
     if recipes:
         typer.echo("\n".join(recipe_names()))
         return
+    changes = list(overrides or ())
+    if recipe is not None and resume and out is not None and "=" in recipe and not Path(recipe).exists():
+        changes.insert(0, recipe)
+        recipe = None
     if recipe is None and not (resume and out is not None):
         raise ValueError("which recipe? `starseq train --list` names them; only --resume with --out needs none")
-    loaded = None if recipe is None else load_recipe(recipe, overrides or ())
+    if recipe is None and changes and out is not None and (out / "recipe.yaml").is_file():
+        recipe = str(out / "recipe.yaml")  # a longer training of the same
+    loaded = None if recipe is None else load_recipe(recipe, changes)
     from starseq.jobs import train as job
 
     if dry_run:
