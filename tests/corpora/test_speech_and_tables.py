@@ -37,7 +37,7 @@ def bad_rows(out: Path) -> list[dict]:
 
 def test_every_corpus_is_found_by_being_there():
     names = corpora.names()
-    assert {"librispeech", "iam", "pagexml", "alto", "folder", "table", "digits", "archive"} <= set(names)
+    assert {"librispeech", "kaldi", "iam", "pagexml", "alto", "folder", "table", "digits", "archive"} <= set(names)
     assert all(callable(load(name)) and load(name).__doc__ for name in names)
     with pytest.raises(ValueError, match="corpus 'nope' is not one of alto"):
         load("nope")
@@ -234,6 +234,14 @@ def test_files_elsewhere_and_the_root_that_reads_them(tmp_path):
 def test_the_split_of_a_table(tmp_path):
     source = table(tmp_path, "path,text,subset\nclips/0.wav,one,mine\nclips/1.wav,two,\n")
     assert "no column 'split': a hash of the id decides" in load("table")(source, tmp_path / "out").notes[0]
+    for number in range(10):
+        sound(tmp_path / "clips" / f"{number}.wav")
+    lines = "".join(f"clips/{n}.wav,one,{'ann' if n < 5 else 'ben'}\n" for n in range(10))
+    speakers = table(tmp_path, "path,text,speaker\n" + lines)
+    assert "a hash of the speaker decides" in load("table")(speakers, tmp_path / "out", dev=0.45, test=0.45).notes[0]
+    splits = [row["split"] for row in rows(tmp_path / "out")]
+    assert len(set(splits[:5])) == len(set(splits[5:])) == 1
+    source = table(tmp_path, "path,text,subset\nclips/0.wav,one,mine\nclips/1.wav,two,\n")
     report = load("table")(source, tmp_path / "out", split="dev")
     assert list(report.splits) == ["dev"]
     assert not any("hash" in note for note in report.notes)

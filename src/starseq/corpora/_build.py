@@ -63,6 +63,8 @@ class Report:
     charset: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
     bad: int = 0
+    rates: Counter[int] = field(default_factory=Counter)
+    """rows by the sampling rate of their audio"""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -116,7 +118,7 @@ class Builder:
         self._manifest, self._bad, self._tar = manifest, bad, tar
         self._source = self.top = os.path.realpath(source)
         """the deepest folder with the source and all files"""
-        self._prefix = os.path.relpath(self._source, os.path.realpath(report.manifest.parent))
+        self._folder = os.path.realpath(report.manifest.parent)
 
     def add(self, fields: dict[str, Any], file: str, line: int, *, member: bytes | None = None) -> None:
         """A row; its `path` is relative to the source. With `member`, those bytes go into the archive under that name.
@@ -127,8 +129,9 @@ class Builder:
             fields = {**fields, **self._tar.add(fields["path"], member)}
         else:
             name = "archive" if "archive" in fields else "path"
-            self.top = os.path.commonpath([self.top, os.path.normpath(os.path.join(self._source, fields[name]))])
-            fields = {**fields, name: Path(self._prefix, fields[name]).as_posix()}
+            path = os.path.normpath(os.path.join(self._source, fields[name]))
+            self.top = os.path.commonpath([self.top, path])
+            fields = {**fields, name: Path(os.path.relpath(path, self._folder)).as_posix()}
         try:
             self._manifest.write(Row(fields))
         except ManifestError as error:
@@ -137,6 +140,8 @@ class Builder:
         text = "".join(split_gaps(fields["text"]))
         self.report.splits.setdefault(fields.get("split", ""), Tally()).add(fields, text)
         self.report.charset.update(text)
+        if "sampling_rate" in fields:
+            self.report.rates[int(fields["sampling_rate"])] += 1
 
     def leave_out(self, reason: str, count: int = 1) -> None:
         """Something that is not wrong, but no row: counted under `reason`."""
@@ -210,6 +215,11 @@ def building(
         report.notes.append(
             f"the files lie outside {folder}: read the manifest with --root {shlex.quote(root)}, "
             f"in a recipe data.root={shlex.quote(root)} data.manifest={place}"
+        )
+    if len(report.rates) > 1:
+        rates = ", ".join(f"{rate:,} Hz in {count:,} rows" for rate, count in sorted(report.rates.items()))
+        report.notes.append(
+            f"several sampling rates: {rates}; a reader brings all to its own, and low ones lack high frequencies"
         )
     write_text(folder / "STATS.json", json.dumps(report.to_dict(), ensure_ascii=False, indent=1) + "\n")
 

@@ -22,7 +22,7 @@ def prepare(
     path_column: Annotated[str, "Column with the file's path, relative to the table."] = "path",
     text_column: Annotated[str, "Column with the text."] = "text",
     id_column: Annotated[str, "Column with the id; without such a column the path is the id."] = "id",
-    split_column: Annotated[str, "Column with the split; without it, a hash of the id decides."] = "split",
+    split_column: Annotated[str, "Column with the split; without it, a hash of the speaker or id decides."] = "split",
     split: Annotated[str | None, "Split of all rows, in place of a column."] = None,
     root: Annotated[str | os.PathLike[str] | None, "Folder that paths may not leave; by default the table's."] = None,
     dev: Annotated[float, "Share of rows for dev, where there is no split column."] = 0.05,
@@ -48,8 +48,9 @@ def prepare(
             if column not in header:
                 raise ManifestError(table, 1, f"no column {column!r} (there are {', '.join(header) or 'none'})")
         if split is None and split_column not in header:
-            hashed = f"no column {split_column!r}: a hash of the id decides, so one speaker or writer may be in several splits"
-            build.report.notes.append(hashed)
+            hashed = "a hash of the id decides, so one speaker or writer may be in several splits"
+            hashed = "a hash of the speaker decides" if "speaker" in header else hashed
+            build.report.notes.append(f"no column {split_column!r}: {hashed}")
         for done, (line, cells) in enumerate(rows[1:], start=1):
             with build.trying(str(table), line, cells):
                 if len(cells) != len(header):
@@ -63,7 +64,7 @@ def prepare(
                 name = os.path.relpath(name, folder) if os.path.isabs(name) else name
                 fields = {"id": id, "path": name, "text": row.pop(text_column)}
                 own = row.pop(split_column, "")
-                fields["split"] = split or own or by_share(id)
+                fields["split"] = split or own or by_share(row.get("speaker") or id)
                 media = describe(path, fields["path"], check=check)
                 build.add({**row, **fields, **media}, str(table), line)
             if progress is not None:

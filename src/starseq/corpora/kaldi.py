@@ -1,0 +1,157 @@
+"""Data directories of Kaldi, as ESPnet, Lhotse and many recipes write them: wav.scp, text, perhaps segments and utt2spk."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from starseq.corpora._build import Report, building, split_of_folders
+from starseq.corpora._media import describe
+from starseq.data import audio
+from starseq.data.errors import DataError
+from starseq.data.manifest import ManifestError, Progress
+
+
+def prepare(
+    source: Annotated[
+        str | os.PathLike[str],
+        "Folder with wav.scp and text, or one that holds such folders: data, with data/train and so on.",
+    ],
+    out: Annotated[str | os.PathLike[str], "Folder to write: manifest.jsonl, STATS.json; with segments, lines.tar."],
+    *,
+    base: Annotated[
+        str | os.PathLike[str] | None, "Folder that relative paths of wav.scp begin from; by default the current one."
+    ] = None,
+    split: Annotated[str | None, "Split of all rows; by default the name of their folder."] = None,
+    check: Annotated[bool, "Decode every file, not only its header."] = False,
+    skip_bad: Annotated[bool, "Write bad utterances to bad.jsonl and go on."] = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Data directories of Kaldi.
+
+    A `*` in the text marks a gap. Where there are segments, they are cut out. Commands in wav.scp are not run.
+    """
+    root = Path(source).resolve()
+    if not root.is_dir():
+        raise DataError(f"{source}: no such folder")
+    start = Path.cwd() if base is None else Path(base).resolve()
+    directories = [_Directory.read(path.parent, start) for path in sorted(root.rglob("wav.scp"))]
+    if not directories:
+        raise DataError(f"{source}: no wav.scp in it")
+    cut = any(directory.segments is not None for directory in directories)
+    total, done = sum(len(directory.texts) for directory in directories), 0
+    with building("Kaldi", out, source=root, skip_bad=skip_bad, archive=cut) as build:
+        for directory in directories:
+            texts = str(directory.folder / "text")
+            for id, (number, words) in directory.texts.items():
+                with build.trying(texts, number, f"{id} {words}"):
+                    if words:
+                        row = {"id": id, "text": words, "split": split or directory.split}
+                        fields, member = directory.utterance(id, check=check)
+                        if member is None and cut:
+                            file = Path(fields["path"])
+                            fields["path"], member = f"{id}{file.suffix}", file.read_bytes()
+                        elif member is None:
+                            fields["path"] = os.path.relpath(fields["path"], root)
+                        build.add({**row, **fields}, texts, number, member=member)
+                    else:
+                        build.leave_out("utterance without words")
+                done += 1
+                if progress is not None:
+                    progress(done, total)
+            heard = directory.recordings if directory.segments is None else directory.segments
+            what = "recording" if directory.segments is None else "segment"
+            build.leave_out(f"{what} without a text", len(heard.keys() - directory.texts.keys()))
+    return build.report
+
+
+class _Line(NamedTuple):
+    """What stands behind a key, and in which line."""
+
+    number: int
+    value: str
+
+
+@dataclass(frozen=True)
+class _Directory:
+    folder: Path
+    base: Path
+    texts: dict[str, _Line]
+    recordings: dict[str, _Line]
+    segments: dict[str, _Line] | None
+    speakers: dict[str, _Line]
+
+    @classmethod
+    def read(cls, folder: Path, base: Path) -> _Directory:
+        segments = _table(folder / "segments") if (folder / "segments").exists() else None
+        speakers = _table(folder / "utt2spk") if (folder / "utt2spk").exists() else {}
+        return cls(folder, base, _table(folder / "text"), _table(folder / "wav.scp"), segments, speakers)
+
+    @property
+    def split(self) -> str:
+        return split_of_folders(Path(self.folder.name, "text")) or self.folder.name
+
+    def utterance(self, id: str, *, check: bool) -> tuple[dict[str, Any], bytes | None]:
+        """What the manifest says of it, and its audio, if that had to be cut out of a recording; else `path` is its file."""
+        speaker = self.speakers.get(id)
+        fields: dict[str, Any] = {} if speaker is None else {"speaker": speaker.value}
+        if self.segments is None:
+            file = self._file(id)
+            return {**fields, "path": str(file), **describe(file, str(file), check=check)}, None
+        recording, start, end, channel = self._segment(id)
+        data = audio.cut(self._file(recording), start, end, channel=channel)
+        fields |= {"recording": recording, "start": start, "path": f"{id}.flac"}
+        return {**fields, **describe(data, f"{id}.flac", check=False)}, data
+
+    def _segment(self, id: str) -> tuple[str, float, float | None, int | None]:
+        assert self.segments is not None
+        if id not in self.segments:
+            raise DataError(f"no segment {id!r} in segments")
+        number, value = self.segments[id]
+        try:
+            recording, start, end, *channel = value.split()
+            ends = None if float(end) == -1 else float(end)  # -1 is the end of the recording
+            (side,) = map(int, channel or ("-1",))
+            return recording, float(start), ends, None if side == -1 else side
+        except ValueError:
+            reason = f"{value!r} is not a recording, its start and its end"
+            raise ManifestError(self.folder / "segments", number, reason) from None
+
+    def _file(self, recording: str) -> Path:
+        if recording not in self.recordings:
+            raise DataError(f"no recording {recording!r} in wav.scp")
+        number, value = self.recordings[recording]
+        reason = None
+        if value.endswith("|"):
+            reason = "a command, which is not run: write what it gives to a file"
+        elif re.search(r"\.ark:\d+(\[.*\])?$", value):
+            reason = f"{value} is in an archive of Kaldi: write it to a file, as wav-copy does"
+        if reason is not None:
+            raise ManifestError(self.folder / "wav.scp", number, f"recording {recording!r}: {reason}")
+        file = self.base / value
+        if not file.is_file():
+            hint = "" if os.path.isabs(value) else f"; a path in wav.scp begins from {self.base}, or from --base"
+            raise DataError(f"{value}: no such file{hint}")
+        return file
+
+
+def _table(path: Path) -> dict[str, _Line]:
+    """A file of keys, each with something behind it, one a line."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    data = path.read_bytes()
+    try:
+        lines = data.decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise ManifestError(path, data[: error.start].count(b"\n") + 1, "not UTF-8") from None
+    found: dict[str, _Line] = {}
+    for number, line in enumerate(lines, start=1):
+        key, *rest = line.split(maxsplit=1)[:2] or ("",)
+        if key in found:
+            raise ManifestError(path, number, f"{key!r} is there already, in line {found[key].number}")
+        if key:
+            found[key] = _Line(number, " ".join(rest).strip())
+    return found
