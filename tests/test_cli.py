@@ -190,6 +190,20 @@ def test_how_repeats_are_read_reaches_the_job(
     assert (code, err) == (2, f"starseq: asked for {asked}\n")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["evaluate", "run", "--workers", "-1"],
+        ["evaluate", "run", "--examples", "-1"],
+        ["prepare", "features", "m.jsonl", "out", "--workers", "-1"],
+    ],
+)
+def test_counts_are_not_below_zero(command: Command, arguments: list[str]) -> None:
+    done = command(*arguments)
+    assert done.code == 2
+    assert "greater than or equal to 0" in done.err
+
+
 def test_version_and_help(command: Command) -> None:
     from importlib.metadata import version
 

@@ -21,6 +21,7 @@ WRONG = [
     ("optim.schedule.paitence=2", "optim.schedule.paitence is not a key of a recipe; the nearest is optim.schedule.patience"),
     ("penalty.p=0.5", "penalty.p is not a key of a recipe; the nearest is penalty.p0"),
     ("optim.max_steps=9", "optim.max_steps is not a key of a recipe; the nearest is trainer.max_steps"),
+    ("optim.warm=9", "optim.warm is not a key of a recipe; the nearest is optim.warmup_steps"),
     ("model.widht=3", "model.widht is not a key of a recipe; the nearest is model.width"),
     ("data.reader.hieght=3", "data.reader.hieght is not a key of a recipe; the nearest is data.reader.height"),
     ("optim.lr=fast", "optim.lr: 'fast' is not a number"),
@@ -248,6 +249,14 @@ def test_a_base_is_beside_its_file_and_folders_may_hold_an_at(tmp_path: Path, mo
     assert load_recipe("a@b/mine.yaml@none").seed == 5
     with pytest.raises(DataError, match=r"variant '0.6' is none of 0.1, 0.3, 0.5, 0.7, 0.4, none"):
         load_recipe("a@b/mine.yaml@0.6")
+    for base, said in (
+        ("digitz", "did you mean digits"),
+        ("0.5", "recipe '0.5' is none of"),
+        ("../a@b/bad.yaml", "leads back"),
+    ):
+        (folder / "bad.yaml").write_text(f"base: {base}\n")
+        with pytest.raises(DataError, match=said):
+            load_recipe("a@b/bad.yaml")
 
 
 @pytest.mark.parametrize("variants", ["[a, b]", "{a: 3}"])

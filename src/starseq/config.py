@@ -423,8 +423,8 @@ def _read(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     tree["variants"] = _variants(file, tree.get("variants"))
     if base is not None:
         base = str(base)
-        if base.partition("@")[0] not in _shipped():
-            base = os.path.join(folder, base)  # as the file means it, wherever the command runs
+        if "/" in base or base.partition("@")[0].endswith((".yaml", ".yml")):
+            base = os.path.normpath(os.path.join(folder, base))  # as the file means it, wherever the command runs
         if base in above:
             raise DataError(f"recipe {file}: its base {base!r} leads back to it")
         tree = _merged(_read(base, (*above, base)), tree)

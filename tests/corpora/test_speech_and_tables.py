@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -231,6 +232,16 @@ def test_files_elsewhere_and_the_root_that_reads_them(tmp_path):
     assert (good.rows, good.bad) == (2, 0)
 
 
+def test_the_root_of_folders_with_spaces_can_be_pasted(tmp_path):
+    sound(tmp_path / "my files" / "a b" / "a.wav")
+    (tmp_path / "my files" / "a b" / "a.txt").write_text("x")
+    note = load("folder")(tmp_path / "my files" / "a b", tmp_path / "my files" / "the out").notes[-1]
+    words = shlex.split(note.partition("read the manifest with ")[2])
+    top = os.path.realpath(tmp_path / "my files")
+    assert words[:2] == ["--root", f"{top},"]
+    assert words[-2:] == [f"data.root={top}", "data.manifest=the out/manifest.jsonl"]
+
+
 def test_the_split_of_a_table(tmp_path):
     source = table(tmp_path, "path,text,subset\nclips/0.wav,one,mine\nclips/1.wav,two,\n")
     assert "no column 'split': a hash of the id decides" in load("table")(source, tmp_path / "out").notes[0]
@@ -245,6 +256,10 @@ def test_the_split_of_a_table(tmp_path):
     report = load("table")(source, tmp_path / "out", split="dev")
     assert list(report.splits) == ["dev"]
     assert not any("hash" in note for note in report.notes)
+    named = table(tmp_path, "path,text,split\nclips/0.wav,one,mine\n")
+    assert not any("hash" in note for note in load("table")(named, tmp_path / "out").notes)
+    assert list(load("table")(named, tmp_path / "out", split="dev").splits) == ["dev"]  # the option wins
+    source = table(tmp_path, "path,text,subset\nclips/0.wav,one,mine\nclips/1.wav,two,\n")
     load("table")(source, tmp_path / "out", split_column="subset")
     assert rows(tmp_path / "out")[0]["split"] == "mine"
     for wrong in ("split_column", "id_column"):

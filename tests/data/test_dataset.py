@@ -138,6 +138,10 @@ def test_stored_features_are_not_taken_for_audio(tmp_path):
         ManifestDataset(tmp_path / "store" / "manifest.jsonl", AudioReader())[0]
 
 
+def test_a_field_called_features_may_be_the_users_own(tmp_path):
+    assert len(ManifestDataset(speech(tmp_path, features="creaky voice"), AudioReader())[0].x) == 50
+
+
 def test_stored_features_are_never_unpickled(tmp_path):
     blob = np.array([{"a": 1}], dtype=object)
     np.save(tmp_path / "evil.npy", blob, allow_pickle=True)

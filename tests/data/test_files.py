@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -10,10 +11,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from starseq.data.errors import DataError
-from starseq.data.files import atomic_writer, locked, resolve_inside, write_bytes, write_text
+from starseq.data.files import atomic_writer, locked, naming, resolve_inside, write_bytes, write_text
+from starseq.lm import records
 from starseq.lm.estimate import estimate
 
 
@@ -75,6 +78,28 @@ def test_a_full_disk_names_the_file(tmp_path: Path, full_at: Callable[[int], Non
     with pytest.raises(OSError, match=r"\.a\.arpa\.runs"):
         estimate((["a", "b"] for _ in range(10_000)), tmp_path / "a.arpa", order=3, memory=1 << 16)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (OSError(errno.ENOSPC, "full"), "b"),
+        (OSError(errno.EDQUOT, "full"), "b"),
+        (OSError(errno.ENOSPC, "full", "a"), "a"),
+        (OSError(errno.EIO, "no disk"), None),
+    ],
+)
+def test_only_a_full_disk_without_a_name_gets_one(error: OSError, name: str | None) -> None:
+    with pytest.raises(OSError) as caught, naming("b"):  # noqa: PT011
+        raise error
+    assert caught.value.filename == name
+
+
+def test_a_full_disk_under_records_has_its_number(tmp_path: Path, full_at: Callable[[int], None]) -> None:
+    full_at(4096)
+    with pytest.raises(OSError) as caught:  # noqa: PT011
+        records.Table(tmp_path / "table", 2).append(np.zeros((10_000, 2), np.uint64))
+    assert caught.value.errno == errno.EFBIG
 
 
 def test_permissions_and_links_stay(tmp_path: Path) -> None:

@@ -63,6 +63,19 @@ def test_other_splits_stay_whole(tmp_path: Path) -> None:
     assert len(list(read_manifest(tmp_path / "out.jsonl"))) == len(found)
 
 
+def test_rows_without_a_split(tmp_path: Path) -> None:
+    rows = [{"id": f"u{i}", "path": f"{i}.wav", "text": "one two"} for i in range(30)]
+    write_manifest(tmp_path / "full.jsonl", rows)
+    for more, there in (([], "none"), ([{"id": "b", "path": "b.wav", "text": "x", "split": "dev"}], "dev")):
+        write_manifest(tmp_path / "full.jsonl", [*rows, *more])
+        with pytest.raises(DataError, match=rf"no row of split 'x' \(there are {there}\)"):
+            drop(tmp_path / "full.jsonl", tmp_path / "out.jsonl", Dropper(FixedDrop(0.5)), splits=["x"])
+    whole = drop(tmp_path / "full.jsonl", tmp_path / "out.jsonl", Dropper(FixedDrop(0.0)))
+    assert whole.partial == ()
+    command = ["drop", str(tmp_path / "full.jsonl"), str(tmp_path / "out.jsonl"), "--p-drop", "0.9", "--no-plot"]
+    assert "labels were dropped from no split, dev:" in CliRunner().invoke(app, [*command, "--seed", "1"]).output
+
+
 def test_the_command_says_that_dev_lost_labels_too(tmp_path: Path) -> None:
     rows = [{"id": f"u{i}", "path": f"{i}.wav", "text": "one two", "split": ("train", "dev")[i % 2]} for i in range(60)]
     write_manifest(tmp_path / "full.jsonl", rows)
@@ -96,6 +109,13 @@ def test_the_labels_that_are_read_stay(full: Path) -> None:
     with pytest.raises(DataError, match="this is the file that is read; choose another name for the result"):
         drop(full, full, Dropper(FixedDrop(0.5), mark=True))
     assert full.read_bytes() == before
+
+
+def test_copied_rows_still_lead_to_their_files(tmp_path: Path) -> None:
+    rows = [{"id": split, "path": f"{split}.wav", "text": "x", "split": split} for split in ("dev", "train")]
+    write_manifest(tmp_path / "full.jsonl", rows)
+    drop(tmp_path / "full.jsonl", tmp_path / "sub" / "out.jsonl", Dropper(FixedDrop(0.0)), splits=["train"])
+    assert [row.path for row in read_manifest(tmp_path / "sub" / "out.jsonl")] == ["../dev.wav", "../train.wav"]
 
 
 def test_a_bad_row_stops_the_job_and_leaves_the_old_result(full: Path, tmp_path: Path) -> None:

@@ -87,6 +87,12 @@ def test_a_field_that_no_row_has_is_a_mistake(tmp_path: Path, text: str) -> None
     assert not (tmp_path / "o.jsonl").exists()
 
 
+def test_no_good_row_misses_no_field(tmp_path: Path) -> None:
+    (tmp_path / "m.jsonl").write_text("no\n")
+    result = filter_manifest(tmp_path / "m.jsonl", tmp_path / "out.jsonl", [Condition.parse("a=1")], skip_bad=True)
+    assert (result.kept, result.bad) == (0, 1)
+
+
 def test_filter_does_not_replace_what_it_reads(tmp_path: Path) -> None:
     path = make(tmp_path / "m.jsonl")
     with pytest.raises(DataError, match="this is the file that is read"):

@@ -62,6 +62,7 @@ def test_prepare_then_features(tmp_path, starseq):
     assert "4 characters: 'LHEO'" in printed
     _, printed, _ = starseq("features", tmp_path / "src" / "manifest.jsonl", tmp_path / "store")
     assert "3 rows, 0 shards were there already" in printed
+    assert "a recipe reads them with data.reader.name=features" in printed
     assert len(list(read_manifest(tmp_path / "store" / "manifest.jsonl"))) == 3
 
 

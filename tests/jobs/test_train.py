@@ -267,12 +267,20 @@ def test_stopped_by_hand_it_says_how_to_go_on(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("recipe", "folder"),
-    [("digits@0.5", "digits@0.5"), ("digits", "digits"), ("{tmp}/my.yaml", "my"), ("{tmp}/my.yaml@0.5", "my@0.5")],
+    [
+        ("digits@0.5", "digits@0.5"),
+        ("digits", "digits"),
+        ("{tmp}/my.yaml", "my"),
+        ("{tmp}/my.yaml@0.5", "my@0.5"),
+        ("{tmp}/my.yml@0.5", "my@0.5"),
+        ("{tmp}/my.yaml2.yaml", "my.yaml2"),
+    ],
 )
 def test_a_run_has_the_name_of_its_recipe(
     recipe: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "my.yaml").write_text("base: digits\n")
+    for name in ("my.yaml", "my.yml", "my.yaml2.yaml"):
+        (tmp_path / name).write_text("base: digits\n")
     found: list[Path] = []
     monkeypatch.setattr("starseq.jobs.train.train", lambda recipe, out, **options: found.append(out))
     CliRunner().invoke(app, ["train", recipe.format(tmp=tmp_path)])

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from starseq.data.errors import DataError
+from starseq.data.files import locked
 from starseq.lm import counts, records
 from starseq.lm.estimate import estimate
 from starseq.lm.ngram import NGram
@@ -174,6 +175,12 @@ def test_what_a_killed_run_left_is_cleared(tmp_path):
     estimate(corpus(), tmp_path / "other.arpa", order=2)
     assert (tmp_path / "other.arpa").read_bytes() == whole
     assert not stale.exists()
+
+
+def test_two_processes_do_not_write_one_model(tmp_path):
+    busy = pytest.raises(DataError, match=r"lm\.arpa: another process is writing it")
+    with locked("x", tmp_path / ".lm.arpa.lock"), busy:
+        estimate([["a"]], tmp_path / "lm.arpa")
 
 
 def test_a_failure_in_the_text_keeps_the_old_model(tmp_path):

@@ -21,6 +21,7 @@ from starseq.text.vocabulary import Vocabulary
 from starseq.train.data import LabelledSet, TrainingData, training_data, vocabulary_of
 
 DIGITS = Tokeniser(Vocabulary("0123456789"), "char")
+LINE = {"path": "a.png", "text": "12", "width": 80, "height": 32}
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,26 @@ def test_a_misspelt_test_split_is_said(root: Path, test: list[str], sentence: st
     )
     assert ("data.splits.test" in str(made.report)) == (sentence is not None)
     assert sentence is None or sentence in str(made.report)
+
+
+@pytest.mark.parametrize("more", [[], [{"id": "b"}]])
+def test_no_row_to_test_on_is_no_mistake(more: list[dict[str, str]], tmp_path: Path) -> None:
+    rows = [{**LINE, **row} for row in ({"id": "a", "split": "train"}, *more)]
+    write_manifest(tmp_path / "m.jsonl", rows)
+    made = training_data(
+        tmp_path / "m.jsonl", LineReader(), DIGITS, train=["train"], dev=[], test=["test"], stride=4, repeats=False
+    )
+    assert made.report.unnamed == ()
+    assert "data.splits.test" not in str(made.report)
+
+
+@pytest.mark.parametrize("change", [{"text": "1*"}, {"text": "2"}, {"id": "b"}])
+def test_the_digest_is_of_ids_labels_and_gaps(change: dict[str, str], tmp_path: Path) -> None:
+    def digest(name: str, **fields: str) -> str:
+        write_manifest(tmp_path / name, [{**LINE, "id": "a", "split": "train", **fields}])
+        return LabelledSet(tmp_path / name, LineReader(), DIGITS, splits=["train"]).digest
+
+    assert digest("one.jsonl") == digest("same.jsonl") != digest("other.jsonl", **change)
 
 
 def test_dev_is_what_has_a_complete_text(root: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,9 +26,9 @@ from starseq.data.manifest import ManifestError, read_bytes, read_manifest, writ
 from starseq.jobs.train import build_loop, train
 from starseq.penalty import AdaptivePenalty
 from starseq.train.average import Average
-from starseq.train.checkpoint import load_checkpoint
+from starseq.train.checkpoint import load_checkpoint, save_checkpoint
 from starseq.train.loop import Hooks, Loop, Window, share_of
-from starseq.train.metrics import Appended, Metrics, read_metrics
+from starseq.train.metrics import Appended, Log, Metrics, read_metrics
 from starseq.train.processes import others_may_end, start
 from starseq.train.schedule import rate_factor
 
@@ -272,6 +273,7 @@ def test_a_full_disk_is_one_sentence(root: Path, tmp_path: Path, monkeypatch: py
     recipe = tiny.recipe(root)
     with pytest.raises(DataError, match=r"No space left on device\); the checkpoint of step 6 is whole: make room"):
         train(recipe, tmp_path / "run", on_metrics=hook)
+    assert (tmp_path / "run" / "recipe.yaml").exists()
     full = False
     assert train(recipe, tmp_path / "run", resume=True).steps == tiny.STEPS
     assert not list((tmp_path / "run").glob(".*.tmp"))
@@ -296,6 +298,47 @@ def test_a_disk_that_is_full_when_a_row_is_logged_is_one_sentence(
         train(tiny.recipe(root, "trainer.tensorboard=true"), tmp_path / "run", on_metrics=hook)
 
 
+@pytest.mark.parametrize("name", ["update_results", "_draw_curves"])
+def test_a_disk_that_is_full_at_the_end_is_one_sentence(
+    name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(f"starseq.jobs.train.{name}", full)
+    with pytest.raises(DataError, match=r"No space left on device\); the checkpoint of step 24 is whole"):
+        train(tiny.recipe(root), tmp_path / "run")
+
+
+def test_what_is_written_in_parts_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, parts = Appended(tmp_path / "a"), list[bytes]()
+    monkeypatch.setattr(file, "_file", SimpleNamespace(write=lambda data: parts.append(data[:2]) or len(parts[-1])))
+    file.write(b"12345")
+    assert parts == [b"12", b"34", b"5"]
+
+
+def test_a_resumed_run_has_each_step_once_in_tensorboard(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Files are read in the order of their seconds, which are in their names.
+    clock = iter(range(1, 1000))
+    monkeypatch.setattr("starseq.train.metrics.time", SimpleNamespace(time=lambda: float(next(clock))))
+    recipe = tiny.recipe(root, "trainer.tensorboard=true")
+    with pytest.raises(Killed):
+        train(recipe, tmp_path / "run", on_metrics=kill_at(9))
+    train(recipe, tmp_path / "run", resume=True)  # from step 6
+    board = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    steps = [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.csv")]
+    assert [event.step for event in board.Scalars("loss")] == steps
+
+
+def test_two_logs_of_one_second_have_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("starseq.train.metrics.time", SimpleNamespace(time=lambda: 1.0))
+    for name in "ab":
+        Log(tmp_path / name, step=0, tensorboard=tmp_path / "board").close()
+    assert len(list((tmp_path / "board").iterdir())) == 2
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 def test_what_could_not_be_logged_is_not_tried_again() -> None:
     file = Appended("/dev/full")
@@ -313,6 +356,29 @@ def test_a_process_that_has_ended_is_named_by_the_others() -> None:
         raise lost
     with pytest.raises(RuntimeError, match="shape"), others_may_end(SimpleNamespace(world_size=2)):
         raise RuntimeError("shape")
+    with pytest.raises(torch.OutOfMemoryError), others_may_end(SimpleNamespace(world_size=2)):
+        raise torch.OutOfMemoryError("Broken pipe")
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        torch.distributed.DistBackendError("NCCL watchdog"),
+        RuntimeError("Connection reset by peer"),
+        RuntimeError("Broken pipe"),
+    ],
+    ids=lambda lost: type(lost).__name__,
+)
+def test_a_training_whose_peer_has_ended_says_so(
+    lost: RuntimeError, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(*arguments: Any, **options: Any) -> None:
+        raise lost
+
+    monkeypatch.setattr("starseq.jobs.train.start", lambda **options: SimpleNamespace(world_size=2, global_rank=1))
+    monkeypatch.setattr("starseq.jobs.train._trained", trained)
+    with pytest.raises(DataError, match="another process of this training has ended"):
+        train(tiny.recipe(root), tmp_path / "run")
 
 
 def test_a_file_that_vanishes_in_the_middle_of_an_epoch(root: Path, tmp_path: Path) -> None:
@@ -355,6 +421,26 @@ def test_other_labels_are_not_resumed_on(root: Path, tmp_path: Path) -> None:
         train(other, tmp_path / "run", resume=True)
 
 
+def test_a_checkpoint_from_before_labels_were_kept_in_it(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        train(tiny.recipe(root), tmp_path / "run", on_metrics=kill_at(9))
+    state = load_checkpoint(tmp_path / "run" / "last.ckpt")
+    del state["labels"], state["starseq"]
+    save_checkpoint(tmp_path / "run" / "last.ckpt", state)
+    assert train(None, tmp_path / "run", resume=True).steps == tiny.STEPS
+
+
+def test_a_resume_that_fails_keeps_its_recipe(root: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(root, tmp_path / "broken"))
+    recipe = tiny.recipe(broken)
+    with pytest.raises(Killed):
+        train(recipe, tmp_path / "run", on_metrics=kill_at(3))
+    (broken / "lines.tar").write_bytes(b"")
+    with pytest.raises(DataError, match=r"lines\.tar"):
+        train(recipe, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "recipe.yaml").exists()
+
+
 def test_a_run_cannot_end_before_where_it_stands(root: Path, tmp_path: Path) -> None:
     constant = "optim.schedule.name=constant"
     train(tiny.recipe(root, constant), tmp_path / "run")
@@ -369,13 +455,30 @@ def test_resuming_what_is_over_changes_nothing(root: Path, tmp_path: Path) -> No
     recipe = tiny.recipe(root, f"trainer.max_steps={first.steps}", f"trainer.checkpoint_every={first.steps}")
     first = train(recipe, tmp_path / "again")
     before = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir() if path.is_file()}
+    written = (tmp_path / "again" / "last.ckpt").stat().st_mtime_ns
     assert train(recipe, tmp_path / "again", resume=True).epochs == first.epochs == 2
     after = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir() if path.is_file()}
     assert before.keys() == after.keys()
+    assert (tmp_path / "again" / "last.ckpt").stat().st_mtime_ns == written
     for name in ("model.safetensors", "recipe.yaml", "tokens.txt", "metrics.csv"):
         assert before[name] == after[name]
     found, was = (json.loads(files["results.json"])["train"] for files in (after, before))
     assert {**found, "seconds": 0} == {**was, "seconds": 0}
+
+
+def test_before_the_first_evaluation_no_model_is_gone(root: Path, tmp_path: Path) -> None:
+    recipe, said = tiny.recipe(root, "trainer.eval_every=12"), list[str]()
+    with pytest.raises(Killed):
+        train(recipe, tmp_path / "run", on_metrics=kill_at(9))
+    train(recipe, tmp_path / "run", resume=True, on_message=said.append)
+    assert any("goes on after step 6" in sentence for sentence in said)
+    assert not any("is gone" in sentence for sentence in said)
+
+
+def test_a_misspelt_test_split_is_said_by_the_training(root: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    train(tiny.recipe(root, "data.splits.test=[tset]", "trainer.max_steps=1"), tmp_path / "run", on_message=said.append)
+    assert "no row of data.splits.test, tset" in said[0]
 
 
 def test_a_model_that_was_deleted_is_made_anew(root: Path, tmp_path: Path) -> None:
