@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -70,3 +73,34 @@ def test_results_come_in_order_and_errors_as_they_were(workers: int) -> None:
         assert ({process for _, process in found} == {os.getpid()}) == (workers == 0)
         with pytest.raises(ValueError, match="a number below 0"):
             bad()
+
+
+INTERRUPTED = """
+import time
+from starseq.decode.workers import work_ahead
+try:
+    with work_ahead(time.sleep, 2) as submit:
+        waiting = [submit(seconds) for seconds in (0, 0, *busy)]
+        waiting[0](), waiting[1]()
+        print("begun", flush=True)
+        time.sleep(60)
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+@pytest.mark.parametrize("busy", [(), (0.3,) * 200], ids=["idle", "busy"])
+def test_ctrl_c_ends_the_workers_without_a_word_of_theirs(busy: tuple[float, ...]) -> None:
+    script = f"busy = {busy}\n{INTERRUPTED}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    out, error = process.communicate(timeout=20)
+    assert (process.returncode, out, error) == (0, "stopped\n", "")

@@ -11,6 +11,7 @@ import io
 import json
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
@@ -103,11 +104,17 @@ def _run(shards: Sequence[_Shard], workers: int) -> Iterator[tuple[str, list[Bad
         return
     # Spawned, not forked: torch's threads do not survive a fork. One thread each, or the processes fight for cores.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(workers, context, initializer=_begin) as pool:
         try:
             yield from pool.map(_Shard.write, shards)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _begin() -> None:
+    """In a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the first one ends the others
+    torch.set_num_threads(1)
 
 
 def _load(path: Path) -> dict[str, list[dict[str, Any]]]:

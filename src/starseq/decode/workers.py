@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -55,6 +56,7 @@ _adopted: Callable[..., Any] | None = None
 def _adopt(function: Callable[..., Any]) -> None:
     """In a worker: keeps the function, and one thread, since there are as many workers as are wanted."""
     global _adopted
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the first one ends the others
     torch.set_num_threads(1)
     _adopted = function
     Thread(target=_end_with_parent, daemon=True).start()

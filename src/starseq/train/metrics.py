@@ -60,7 +60,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, float | None]]:
     rows = csv.DictReader(io.StringIO(whole, newline=""))
     try:
         found = [{name: float(value) if value else None for name, value in row.items() if name} for row in rows]
-    except (ValueError, TypeError):
+    except ValueError:
         raise DataError(f"{path}: not the metrics of a run") from None
     if any("step" not in row for row in found[:1]):
         raise DataError(f"{path}: not the metrics of a run, for it has no column `step`")
