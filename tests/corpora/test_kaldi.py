@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -120,15 +121,103 @@ def test_segments_are_cut_out_sample_by_sample(tmp_path: Path) -> None:
     assert "--root" not in str(report)
 
 
-@pytest.mark.parametrize("subtype", ["PCM_24", "FLOAT", "VORBIS", "PCM_U8", "ULAW"])
-def test_other_samples_lose_less_than_24_bits_do(tmp_path: Path, subtype: str) -> None:
+@pytest.mark.parametrize(
+    ("subtype", "begin"),
+    [
+        ("PCM_24", b"fLaC"),
+        ("PCM_U8", b"fLaC"),
+        ("ULAW", b"fLaC"),
+        ("FLOAT", b"RIFF"),
+        ("DOUBLE", b"RIFF"),
+        ("VORBIS", b"RIFF"),
+    ],
+)
+def test_what_is_cut_out_has_the_same_samples(tmp_path: Path, subtype: str, begin: bytes) -> None:
     path = tmp_path / ("a.ogg" if subtype == "VORBIS" else "a.wav")
     noise = 0.1 * torch.randn(4_000, generator=torch.Generator().manual_seed(0))
+    if subtype == "FLOAT":
+        noise *= 100_000  # as some write them
     path.write_bytes(audio.encode(noise, 8_000, format=path.suffix[1:].upper(), subtype=subtype))
     whole = audio.decode(path, rate=None)
-    part = audio.decode(audio.cut(path, 0.125, 0.25), rate=None)
-    assert part.shape == (1_000,)
-    assert torch.allclose(part, whole[1_000:2_000], atol=2**-23, rtol=0)
+    data = audio.cut(path, 0.125, 0.25)
+    assert data[:4] == begin
+    assert torch.equal(audio.decode(data, rate=None), whole[1_000:2_000])
+
+
+@pytest.mark.parametrize(("rate", "channels"), [(8_000, 10), (700_000, 1)])
+def test_more_than_flac_holds(tmp_path: Path, rate: int, channels: int) -> None:
+    wave = sound(tmp_path / "r.wav", 4_000, rate=rate, channels=channels)
+    data = audio.cut(tmp_path / "r.wav", 0, 1_000 / rate)
+    found, same = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    assert same == rate
+    assert np.array_equal(found, wave[:1_000].astype(np.float32) / 2**15)
+    directory(tmp_path / "train", wav=f"r {tmp_path}/r.wav\n", text="u one\n", segments=f"u r 0 {1_000 / rate}\n")
+    prepare(tmp_path / "train", tmp_path / "out")
+    (row,) = read_manifest(tmp_path / "out" / "manifest.jsonl")
+    assert (row.path, row["samples"]) == ("u.wav", 1_000)
+
+
+def test_times_that_are_none(tmp_path: Path) -> None:
+    sound(tmp_path / "r.wav", 4_000)
+    for start, end in ((float("nan"), 1.0), (0.0, float("inf")), (0.0, float("nan"))):
+        with pytest.raises(DataError, match="there is nothing from"):
+            audio.cut(tmp_path / "r.wav", start, end)
+
+
+def test_what_kaldi_keeps_for_itself_is_passed_over(egs: Path) -> None:
+    for place in ("train/.backup", "train/split2/1", "local/train"):
+        directory(egs / "data" / place, wav="a audio/a.wav\n", text="a other\n")
+    prepare(egs / "data", egs / "out", base=egs)
+    assert [(row.id, row.text) for row in read_manifest(egs / "out" / "manifest.jsonl")] == [
+        ("a", "the *  fox"),
+        ("c", "oh"),
+    ]
+    directory(egs / "data" / "train_sp", wav="a audio/a.wav\n", text="a again\n")
+    message = r"train_sp/text, line 1: 'a' is in .*data/train/text, too; one folder alone may be given"
+    with pytest.raises(ManifestError, match=message):
+        prepare(egs / "data", egs / "out", base=egs)
+
+
+def test_folders_that_are_linked(egs: Path) -> None:
+    (egs / "data" / "train").rename(egs / "elsewhere")
+    (egs / "data" / "train").symlink_to(egs / "elsewhere")
+    (egs / "data" / "round").symlink_to(egs / "data")
+    report = prepare(egs / "data", egs / "out", base=egs)
+    assert {name: tally.rows for name, tally in report.splits.items()} == {"train": 1, "dev": 1}
+    assert list(prepare(egs / "data" / "train", egs / "out", base=egs).splits) == ["train"]
+
+
+def test_files_that_are_linked(tmp_path: Path) -> None:
+    """The path of a manifest leads to the file that was described, and the root that is told holds it."""
+    sound(tmp_path / "far" / "a.wav", 4_000)
+    sound(tmp_path / "near" / "a.wav", 8_000)
+    (tmp_path / "far" / "sub").mkdir()
+    (tmp_path / "near" / "link").symlink_to(tmp_path / "far" / "sub")
+    (tmp_path / "near" / "b.wav").symlink_to(tmp_path / "far" / "a.wav")
+    directory(tmp_path / "near", wav="a link/../a.wav\nb b.wav\n", text="a one\nb two\n")
+    report = prepare(tmp_path / "near", tmp_path / "near", base=tmp_path / "near")
+    assert f"--root {tmp_path}," in str(report)
+    data = ManifestDataset(tmp_path / "near" / "manifest.jsonl", AudioReader(), root=tmp_path)
+    assert [len(item.x) for item in (data[0], data[1])] == [50, 50]
+
+
+def test_an_archive_holds_no_name_that_leads_out_of_it(tmp_path: Path) -> None:
+    sound(tmp_path / "r.wav", 8_000)
+    files = {"wav": f"r {tmp_path}/r.wav\n", "segments": "../../u r 0 1\n/etc/v r 0 1\nw r 0 1\n"}
+    directory(tmp_path / "train", **files, text="../../u one\n/etc/v two\nw three\n")
+    with pytest.raises(ManifestError, match=r"text, line 1: \.\./\.\./u\.flac: a name that leads out of the archive"):
+        prepare(tmp_path / "train", tmp_path / "out")
+    prepare(tmp_path / "train", tmp_path / "out", skip_bad=True)
+    with tarfile.open(tmp_path / "out" / "lines.tar") as tar:
+        assert tar.getnames() == ["w.flac"]
+
+
+def test_where_all_is_bad_the_first_is_named(egs: Path) -> None:
+    directory(egs / "data" / "valid", wav="c c.wav\n")
+    with pytest.raises(
+        DataError, match=r"found nothing to put .*; 2 bad, first .*train/text, line 1: audio/a\.wav: no such"
+    ):
+        prepare(egs / "data", egs / "out", base=egs / "data", skip_bad=True)
 
 
 WRONG = {
@@ -138,6 +227,12 @@ WRONG = {
     "u1 r -0.5 1\n": r"there is nothing from -0\.5 s to 1 s",
     "u1 r 0 1 2\n": r"r\.wav: no channel 2, for it has 1",
     "u1 r 0\n": r"segments, line 1: 'r 0' is not a recording, its start and its end",
+    "u1 r inf 1\n": r"segments, line 1: 'r inf 1' is not a recording, its start and its end",
+    "u1 r 0 1e400\n": r"segments, line 1: 'r 0 1e400' is not a recording, its start and its end",
+    "u1 r nan 1\n": r"segments, line 1: 'r nan 1' is not a recording, its start and its end",
+    "u1 v 0 1\n": r"wav\.scp, line 4: recording 'v': no file behind it",
+    "u1 w 0 1\n": r"wav\.scp, line 5: recording 'w': /a/b\.png is an image",
+    "u1 x 0 1\n": r"text, line 1: n{300}: no such file",
     "u1 r zero 1\n": r"segments, line 1: 'r zero 1' is not a recording",
     "u1 q 0 1\n": r"text, line 1: no recording 'q' in wav\.scp",
     "u2 r 0 1\n": r"text, line 1: no segment 'u1' in segments",
@@ -151,7 +246,7 @@ WRONG = {
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, segments: str) -> None:
     sound(tmp_path / "r.wav", 8_000)
     ran = tmp_path / "ran"
-    wav = f"r {tmp_path}/r.wav\ns touch {ran} |\nt x.ark:123\n"
+    wav = f"\ufeffr {tmp_path}/r.wav\ns touch {ran} |\nt x.ark:123\nv\nw /a/b.png\nx {'n' * 300}\n"
     directory(tmp_path / "train", wav=wav, segments=segments, text="u1 one\n")
     with pytest.raises(DataError, match=WRONG[segments]):
         prepare(tmp_path, tmp_path / "out")
@@ -176,7 +271,7 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere: no such folder"):
         prepare(tmp_path / "nowhere", tmp_path / "out")
     directory(tmp_path / "train", wav="a a.wav\n")
-    with pytest.raises(DataError, match="train/text: no such file"):
+    with pytest.raises(DataError, match=r"found nothing .*; 1 x folder with wav\.scp and without text"):
         prepare(tmp_path, tmp_path / "out")
     (tmp_path / "train" / "text").write_bytes(b"a one\nb \xff\n")
     with pytest.raises(DataError, match="train/text, line 2: not UTF-8"):

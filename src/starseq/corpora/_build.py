@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from starseq.data.errors import DataError
@@ -118,6 +118,7 @@ class Builder:
         self._manifest, self._bad, self._tar = manifest, bad, tar
         self._source = self.top = os.path.realpath(source)
         """the deepest folder with the source and all files"""
+        self.first_bad: str | None = None
         self._folder = os.path.realpath(report.manifest.parent)
 
     def add(self, fields: dict[str, Any], file: str, line: int, *, member: bytes | None = None) -> None:
@@ -129,8 +130,9 @@ class Builder:
             fields = {**fields, **self._tar.add(fields["path"], member)}
         else:
             name = "archive" if "archive" in fields else "path"
-            path = os.path.normpath(os.path.join(self._source, fields[name]))
-            self.top = os.path.commonpath([self.top, path])
+            place, file_name = os.path.split(os.path.join(self._source, fields[name]))
+            path = os.path.join(os.path.realpath(place), file_name)
+            self.top = os.path.commonpath([self.top, os.path.dirname(path), os.path.realpath(path)])
             fields = {**fields, name: Path(os.path.relpath(path, self._folder)).as_posix()}
         try:
             self._manifest.write(Row(fields))
@@ -155,6 +157,7 @@ class Builder:
         text = raw if isinstance(raw, str) else json.dumps(raw, ensure_ascii=False)
         self._bad(BadRow(file, line, reason, text))
         self.report.bad += 1
+        self.first_bad = self.first_bad or f"{file}, line {line}: {reason}"
 
     @contextmanager
     def trying(self, file: str, line: int, raw: object = "") -> Iterator[None]:
@@ -174,6 +177,9 @@ class _Tar:
         self._tar, self._name = tar, name
 
     def add(self, name: str, data: bytes) -> dict[str, Any]:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:  # whoever unpacks it
+            raise DataError(f"{name}: a name that leads out of the archive")
         info = tarfile.TarInfo(name)
         info.size = len(data)
         self._tar.addfile(info, io.BytesIO(data))
@@ -205,6 +211,8 @@ def building(
         yield builder
         if not rows.rows:
             reasons = [f"{count} x {reason}" for reason, count in report.left_out.items()]
+            if builder.first_bad is not None:
+                reasons.append(f"{report.bad} bad, first {builder.first_bad}")
             raise DataError(f"{source}: found nothing to put into a manifest" + "".join(f"; {r}" for r in reasons))
         if archive:
             manifest.unlink(missing_ok=True)  # an old manifest must not outlive the archive that it points into

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from starseq.corpora._build import Report, building, split_of_folders
 from starseq.corpora._media import describe
-from starseq.data import audio
+from starseq.data import audio, images
 from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, Progress
 
@@ -34,28 +36,31 @@ def prepare(
 
     A `*` in the text marks a gap. Where there are segments, they are cut out. Commands in wav.scp are not run.
     """
-    root = Path(source).resolve()
+    root = Path(os.path.abspath(source))
     if not root.is_dir():
         raise DataError(f"{source}: no such folder")
     start = Path.cwd() if base is None else Path(base).resolve()
-    directories = [_Directory.read(path.parent, start) for path in sorted(root.rglob("wav.scp"))]
-    if not directories:
+    found = list(_folders(root))
+    if not found:
         raise DataError(f"{source}: no wav.scp in it")
+    directories = [_Directory.read(folder, start) for folder in found if (folder / "text").exists()]
     cut = any(directory.segments is not None for directory in directories)
     total, done = sum(len(directory.texts) for directory in directories), 0
+    seen: dict[str, str] = {}
     with building("Kaldi", out, source=root, skip_bad=skip_bad, archive=cut) as build:
+        build.leave_out("folder with wav.scp and without text", len(found) - len(directories))
         for directory in directories:
             texts = str(directory.folder / "text")
             for id, (number, words) in directory.texts.items():
                 with build.trying(texts, number, f"{id} {words}"):
+                    if (other := seen.setdefault(id, texts)) != texts:
+                        raise DataError(f"{id!r} is in {other}, too; one folder alone may be given")
                     if words:
                         row = {"id": id, "text": words, "split": split or directory.split}
                         fields, member = directory.utterance(id, check=check)
                         if member is None and cut:
                             file = Path(fields["path"])
                             fields["path"], member = f"{id}{file.suffix}", file.read_bytes()
-                        elif member is None:
-                            fields["path"] = os.path.relpath(fields["path"], root)
                         build.add({**row, **fields}, texts, number, member=member)
                     else:
                         build.leave_out("utterance without words")
@@ -66,6 +71,22 @@ def prepare(
             what = "recording" if directory.segments is None else "segment"
             build.leave_out(f"{what} without a text", len(heard.keys() - directory.texts.keys()))
     return build.report
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """Data directories at `root` and below. Not what Kaldi keeps for itself: copies in hidden folders, parts of a data directory
+    within it, and data/local."""
+    waiting, seen = [root], set[str]()
+    while waiting:
+        folder = waiting.pop()
+        if (real := os.path.realpath(folder)) in seen:  # links may go round
+            continue
+        seen.add(real)
+        if (folder / "wav.scp").is_file():
+            yield folder
+            continue
+        below = (path for path in folder.iterdir() if path.is_dir())
+        waiting += sorted((p for p in below if not p.name.startswith(".") and p.name != "local"), reverse=True)
 
 
 class _Line(NamedTuple):
@@ -103,8 +124,14 @@ class _Directory:
             return {**fields, "path": str(file), **describe(file, str(file), check=check)}, None
         recording, start, end, channel = self._segment(id)
         data = audio.cut(self._file(recording), start, end, channel=channel)
-        fields |= {"recording": recording, "start": start, "path": f"{id}.flac"}
-        return {**fields, **describe(data, f"{id}.flac", check=False)}, data
+        name = f"{id}.flac" if data.startswith(b"fLaC") else f"{id}.wav"
+        return {
+            **fields,
+            "recording": recording,
+            "start": start,
+            "path": name,
+            **describe(data, name, check=False),
+        }, data
 
     def _segment(self, id: str) -> tuple[str, float, float | None, int | None]:
         assert self.segments is not None
@@ -115,6 +142,8 @@ class _Directory:
             recording, start, end, *channel = value.split()
             ends = None if float(end) == -1 else float(end)  # -1 is the end of the recording
             (side,) = map(int, channel or ("-1",))
+            if not (math.isfinite(float(start)) and math.isfinite(float(end))):
+                raise ValueError
             return recording, float(start), ends, None if side == -1 else side
         except ValueError:
             reason = f"{value!r} is not a recording, its start and its end"
@@ -125,14 +154,18 @@ class _Directory:
             raise DataError(f"no recording {recording!r} in wav.scp")
         number, value = self.recordings[recording]
         reason = None
-        if value.endswith("|"):
+        if not value:
+            reason = "no file behind it"
+        elif value.endswith("|"):
             reason = "a command, which is not run: write what it gives to a file"
         elif re.search(r"\.ark:\d+(\[.*\])?$", value):
             reason = f"{value} is in an archive of Kaldi: write it to a file, as wav-copy does"
+        elif Path(value).suffix.lower() in images.SUFFIXES:
+            reason = f"{value} is an image"
         if reason is not None:
             raise ManifestError(self.folder / "wav.scp", number, f"recording {recording!r}: {reason}")
         file = self.base / value
-        if not file.is_file():
+        if not os.path.isfile(file):
             hint = "" if os.path.isabs(value) else f"; a path in wav.scp begins from {self.base}, or from --base"
             raise DataError(f"{value}: no such file{hint}")
         return file
@@ -144,7 +177,7 @@ def _table(path: Path) -> dict[str, _Line]:
         raise DataError(f"{path}: no such file")
     data = path.read_bytes()
     try:
-        lines = data.decode().split("\n")
+        lines = data.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ManifestError(path, data[: error.start].count(b"\n") + 1, "not UTF-8") from None
     found: dict[str, _Line] = {}

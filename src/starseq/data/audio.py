@@ -22,7 +22,14 @@ SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".oga", ".mp3", ".aiff",
 
 # Rates outside this range are header damage: resampling from them would also need absurd amounts of memory.
 _RATES = range(100, 1_000_001)
-_SHORT = frozenset({"PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW"})  # 16 bits hold them
+
+# How FLAC holds the samples of other formats: as what they are read, and stored.
+_FLAC = {
+    **dict.fromkeys(("PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW"), ("int16", "PCM_16")),
+    "PCM_24": ("int32", "PCM_24"),
+}
+_FLOAT = ("float32", "FLOAT")
+_FLAC_CHANNELS, _FLAC_RATE = 8, 655_350
 _BLOCK = 1 << 16  # frames decoded at a time: a header that lies about its length cannot make us allocate for it
 
 
@@ -96,7 +103,8 @@ def decode(source: Path | bytes, *, rate: int | None = 16_000, name: str | None 
 
 
 def cut(source: Path, start: float, end: float | None, *, channel: int | None = None) -> bytes:
-    """A part of a recording, from `start` to `end` seconds (None: its end), as FLAC: the same samples, where 24 bits hold them.
+    """A part of a recording, from `start` to `end` seconds (None: its end), as the same samples: as FLAC where that holds
+    them, else as WAV of float32.
 
     The rest is not decoded. `channel` takes one of them, counted from 0. Raises as `decode` does, also for a part that is not
     there; an end that lies behind that of the recording by half a second or less is taken for it.
@@ -109,31 +117,31 @@ def cut(source: Path, start: float, end: float | None, *, channel: int | None = 
     """
     import soundfile
 
+    wanted = f"from {start:g} s to {'the end' if end is None else f'{end:g} s'}"
     try:
         with soundfile.SoundFile(str(source)) as file:
             rate, frames = file.samplerate, file.frames
             _check_header(str(source), rate, frames)
-            seconds, last = frames / rate, frames if end is None else round(end * rate)
-            first = round(start * rate)
+            nothing = DataError(f"{source}: there is nothing {wanted}, for it has {frames / rate:g} s")
+            if not (math.isfinite(start) and (end is None or math.isfinite(end))):
+                raise nothing
+            first, last = round(start * rate), frames if end is None else round(end * rate)
             if not (0 <= first < min(last, frames) and last <= frames + rate // 2):
-                wanted = f"from {start:g} s to {'the end' if end is None else f'{end:g} s'}"
-                raise DataError(f"{source}: there is nothing {wanted}, for it has {seconds:g} s")
+                raise nothing
             if channel is not None and not 0 <= channel < file.channels:
                 raise DataError(f"{source}: no channel {channel}, for it has {file.channels}")
             file.seek(first)
             count = min(last, frames) - first
-            short = file.subtype in _SHORT
-            wave = file.read(count, dtype="int16" if short else "float64", always_2d=True)
+            channels = file.channels if channel is None else 1
+            fits = channels <= _FLAC_CHANNELS and rate <= _FLAC_RATE
+            dtype, subtype = _FLAC.get(file.subtype, _FLOAT) if fits else _FLOAT
+            wave = file.read(count, dtype=dtype, always_2d=True)
     except (soundfile.SoundFileError, OSError) as error:
         raise _unreadable(source, str(source), error) from None
     if len(wave) < count:
         raise DataError(f"{source}: the audio is cut short, after {first + len(wave)} of {frames} samples")
-    if not short:
-        if not np.isfinite(wave).all():
-            raise DataError(f"{source}: a sample from {start:g} s on is not a finite number")
-        wave = (wave * 2**23).round().clip(-(2**23), 2**23 - 1).astype(np.int32) << 8
     part = torch.from_numpy(wave if channel is None else wave[:, channel : channel + 1])
-    return encode(part, rate, format="FLAC", subtype="PCM_16" if short else "PCM_24")
+    return encode(part, rate, format="WAV" if subtype == "FLOAT" else "FLAC", subtype=subtype)
 
 
 def encode(wave: Tensor, rate: int, *, format: str = "WAV", subtype: str | None = None) -> bytes:
