@@ -218,7 +218,7 @@ def test_what_a_resumed_run_may_change() -> None:
     ]
     # The course of a cosine depends on its end; without one, a run may go on for longer.
     assert one.differences(load_recipe("digits", ["trainer.max_steps=99"])) == [
-        f"trainer.max_steps: {one.trainer.max_steps} -> 99"
+        f"trainer.max_steps: {one.trainer.max_steps} -> 99 (the cosine schedule depends on it)"
     ]
     flat = "optim.schedule.name=constant"
     assert load_recipe("digits", [flat]).differences(load_recipe("digits", [flat, "trainer.max_steps=99"])) == []

@@ -228,7 +228,8 @@ class Recipe:
         free = _free_keys()
         if self.optim.schedule.name == "cosine":  # its whole course depends on where it ends
             free.remove("trainer.max_steps")
-        return [f"{key}: {ours.get(key)!r} -> {theirs.get(key)!r}" for key in keys if key not in free]
+        why = {"trainer.max_steps": " (the cosine schedule depends on it)"}
+        return [f"{key}: {ours.get(key)!r} -> {theirs.get(key)!r}{why.get(key, '')}" for key in keys if key not in free]
 
     # What the recipe names, built.
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.decode.test_complete import probabilities
 
+from starseq.data.errors import DataError
 from starseq.decode.confidence import Judge
 from starseq.decode.workers import work_ahead
 
@@ -73,6 +74,19 @@ def test_results_come_in_order_and_errors_as_they_were(workers: int) -> None:
         assert ({process for _, process in found} == {os.getpid()}) == (workers == 0)
         with pytest.raises(ValueError, match="a number below 0"):
             bad()
+
+
+def die(sign: int) -> None:
+    os.kill(os.getpid(), sign)
+
+
+def test_a_worker_that_is_killed_is_a_sentence() -> None:
+    with work_ahead(die, 1) as submit:
+        result = submit(signal.SIGKILL)
+        with pytest.raises(DataError, match="a process of the search was killed, perhaps for want of memory"):
+            result()
+        with pytest.raises(DataError, match="a process of the search was killed"):
+            submit(signal.SIGKILL)
 
 
 INTERRUPTED = """

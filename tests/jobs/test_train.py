@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -26,7 +27,7 @@ from starseq.data.dataset import collate
 from starseq.data.errors import DataError
 from starseq.data.files import locked
 from starseq.jobs.train import build_loop, dry_run, train
-from starseq.train.checkpoint import load_checkpoint
+from starseq.train.checkpoint import load_checkpoint, save_checkpoint
 from starseq.train.loop import Hooks, Window
 from starseq.train.metrics import read_metrics
 from starseq.train.processes import start
@@ -350,5 +351,32 @@ def test_a_failed_start_leaves_no_run_behind(corpus: Path, tmp_path: Path) -> No
     (broken / "lines.tar").write_bytes(b"")
     with pytest.raises(DataError, match=r"lines\.tar"):  # found in the first step
         train(tiny.recipe(broken, "trainer.max_steps=1"), tmp_path / "run")
-    assert not (tmp_path / "run" / "recipe.yaml").exists()
-    train(tiny.recipe(corpus, "trainer.max_steps=1"), tmp_path / "run")
+    again = shutil.copytree(tmp_path / "run", tmp_path / "again")
+    train(tiny.recipe(corpus, "model.width=4"), tmp_path / "run")
+    assert load_recipe(tmp_path / "run" / "recipe.yaml").differences(tiny.recipe(corpus, "model.width=4")) == []
+    train(tiny.recipe(corpus, "model.width=4"), again, resume=True)  # nor with --resume
+    assert (again / "model.safetensors").read_bytes() == (tmp_path / "run" / "model.safetensors").read_bytes()
+
+
+def test_what_failed_before_its_first_checkpoint_goes_on(corpus: Path, tmp_path: Path) -> None:
+    """There is a model, read on dev, and the checkpoint does not fit on the disk any more."""
+    recipe = tiny.recipe(corpus, "trainer.eval_every=3", "trainer.checkpoint_every=3", "trainer.max_steps=6")
+    real, full = save_checkpoint, True
+
+    def save(path: Path, state: object) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path, state)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("starseq.train.loop.save_checkpoint", save)
+        with pytest.raises(DataError, match="nothing is saved yet: make room, then --resume"):
+            train(recipe, tmp_path / "run")
+        assert (tmp_path / "run" / "model.safetensors").exists()
+        with pytest.raises(DataError, match="there is a run here already; add --resume"):
+            train(recipe, tmp_path / "run")
+        full = False
+        train(None, tmp_path / "run", resume=True)
+    train(recipe, tmp_path / "whole")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "whole")]
+    assert weights[0] == weights[1]

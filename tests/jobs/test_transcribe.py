@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_it_reads_what_evaluate_reads(run: Path, tmp_path: Path, workers: int, m
         for method in ("greedy", "beam", "rescored")
     }
     assert len({tuple(texts.values()) for texts in read.values()}) == 3  # else this proves little
-    readers = {"beam": replace(reader, rescore_lm=None, rescore_alpha=None, workers=workers)}
+    readers = {"beam": replace(reader, rescore_lm=None, rescore_alpha=None, rescore_beta=None, workers=workers)}
     readers |= {"greedy": None, "rescored": replace(reader, workers=workers)}
     loaded = runs.load(run)
     heard = runs.emissions(loaded, loaded.manifest, split="test", root=loaded.manifest.parent)
@@ -190,6 +191,22 @@ def test_the_command(run: Path, command: Command, tmp_path: Path) -> None:
     assert tuned == searched
 
 
+def test_a_beta_alone_asks_for_a_search(run: Path, tmp_path: Path) -> None:
+    path = image(run, tmp_path)
+    (greedy,), (short,) = (transcripts(run, [path], reader=BeamReader(beta=beta)) for beta in (None, -5.0))
+    assert len(short.text) < len(greedy.text)
+
+
+def test_a_file_whose_name_is_no_text(run: Path, command: Command, tmp_path: Path) -> None:
+    name = os.fsdecode(bytes(tmp_path) + b"/\xff.png")
+    image(run, tmp_path).rename(name)
+    done = command("transcribe", run, name, "-o", tmp_path / "texts", "--device", "cpu")
+    assert (done.code, done.err) == (0, "")
+    assert (tmp_path / "texts").read_bytes().startswith(os.fsencode(name) + b"\t")
+    assert command("transcribe", run, name, "--json", "-o", tmp_path / "texts", "--device", "cpu").code == 0
+    assert json.loads((tmp_path / "texts").read_text())["path"] == name
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -199,6 +216,8 @@ def test_the_command(run: Path, command: Command, tmp_path: Path) -> None:
         (["{run}", "a.png", "--lm", "{run}/lm.arpa"], "weights of beam are not tuned: run `starseq tune` with"),
         (["{run}", "a.png", "--rescore", "{run}/lm.arpa"], "weights of rescore are not tuned: run `starseq tune` with"),
         (["{run}", "a.png", "--alpha", "1"], "alpha: a weight of 1 needs a language model, and none was given"),
+        (["{run}", "a.png", "--rescore-beta", "2"], "rescore beta: a weight of 2 needs a language model to rescore"),
+        (["{run}", "a.png", "--rescore-alpha", "2"], "rescore alpha: a weight of 2 needs a language model to rescore"),
         (["{run}", "a.png", "--beam", "0"], "beam: size must be at least 1, not 0"),
     ],
 )

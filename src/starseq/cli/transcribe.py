@@ -55,11 +55,11 @@ def transcribe(
 ) -> None:
     """Read files with a trained model.
 
-    Greedily, with --lm, --lexicon or --beam by beam search, with --rescore after rescoring. A line for each file: its name,
-    a tab, the text. Places are seconds of audio, or pixel columns of an image. A file that
-    cannot be read is named on standard error, the others are read, and the exit code is 1.
+    Greedily, with --lm, --lexicon or --beam by beam search, with --rescore after rescoring. A line for each file: its
+    name, a tab, the text. Places are seconds of audio, or pixel columns of an image. A file that cannot be read is named
+    on standard error, the others are read, and the exit code is 1.
     """
-    from starseq.data.files import check_target, write_text
+    from starseq.data.files import check_target, write_bytes
     from starseq.decode.beam import Beam
     from starseq.jobs import transcribe as job
     from starseq.jobs.decode import BeamReader
@@ -80,12 +80,15 @@ def transcribe(
             if isinstance(result, job.Failure):
                 failures.append(result.reason)
                 continue
-            line = json.dumps(result.to_dict(), ensure_ascii=False) if as_json else f"{result.path}\t{result.text}"
-            lines.append(line)
+            if as_json:
+                text = json.dumps(result.to_dict(), ensure_ascii=not result.path.isprintable())
+            else:
+                text = f"{result.path}\t{result.text}"
+            lines.append(f"{text}\n".encode(errors="surrogateescape"))  # names of files are any bytes
             if out is None:
-                typer.echo(line)
+                typer.echo(lines.pop(), nl=False)
     if out is not None:
-        write_text(out, "".join(f"{line}\n" for line in lines))
+        write_bytes(out, b"".join(lines))
     for reason in failures:
         typer.echo(f"starseq: {reason}", err=True)
     if failures:

@@ -14,6 +14,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -107,6 +108,8 @@ def _run(shards: Sequence[_Shard], workers: int) -> Iterator[tuple[str, list[Bad
     with ProcessPoolExecutor(workers, context, initializer=_begin) as pool:
         try:
             yield from pool.map(_Shard.write, shards)
+        except BrokenProcessPool:
+            raise DataError("a worker was killed, perhaps for want of memory: fewer workers need less") from None
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_all_start_methods, get_context, parent_process
 from multiprocessing.connection import wait
@@ -14,6 +15,8 @@ from threading import Thread
 from typing import Any, TypeVar
 
 import torch
+
+from starseq.data.errors import DataError
 
 __all__ = ["work_ahead"]
 
@@ -41,13 +44,29 @@ def work_ahead(function: Callable[..., R], workers: int) -> Iterator[Callable[..
         pool.submit(_nothing).result()  # forks now, before the caller has run a model on many threads
 
         def submit(*arguments: Any) -> Callable[[], R]:
-            future: Future[R] = pool.submit(_call, *arguments)
-            return future.result
+            with _alive():
+                future: Future[R] = pool.submit(_call, *arguments)
+
+            def result() -> R:
+                with _alive():
+                    return future.result()
+
+            return result
 
         try:
             yield submit
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _alive() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool:
+        raise DataError(
+            "a process of the search was killed, perhaps for want of memory: fewer workers need less"
+        ) from None
 
 
 _adopted: Callable[..., Any] | None = None

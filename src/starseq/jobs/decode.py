@@ -138,17 +138,17 @@ class BeamReader:
     root: str | os.PathLike[str] | None = None
     progress: Progress = lambda done, total: None
     searched: bool = False
-    """a beam search also where no language model and no lexicon asks for one"""
+    """a beam search also where no language model, no lexicon and no beta asks for one"""
 
     def methods(self) -> Mapping[str, Callable[[Run, Path, str | None], Mapping[str, str]]]:
         """Name to decoder, in the order of a table."""
         if self.lm is None and self.alpha:
             raise ValueError(f"alpha: a weight of {self.alpha:g} needs a language model, and none was given")
-        if self.rescore_lm is None and self.rescore_alpha:
-            raise ValueError(
-                f"rescore alpha: a weight of {self.rescore_alpha:g} needs a language model to rescore with"
-            )
-        if self.lm is None and self.rescore_lm is None and self.lexicon is None and not self.searched:
+        for name, weight in (("alpha", self.rescore_alpha), ("beta", self.rescore_beta)):
+            if self.rescore_lm is None and weight:
+                raise ValueError(f"rescore {name}: a weight of {weight:g} needs a language model to rescore with")
+        asked = (self.lm, self.rescore_lm, self.lexicon, self.beta)
+        if all(option is None for option in asked) and not self.searched:
             return {}
         return {"beam": self.read_by_beam} | ({"rescored": self.read_rescored} if self.rescore_lm is not None else {})
 

@@ -74,17 +74,11 @@ def _trained(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resume:
     loop = build_loop(recipe, folder, fabric, hooks, resume=resume)
     report = loop.data.report
     fabric.barrier()
-    begun = (folder / layout.RECIPE).exists()
     if fabric.global_rank == 0:
         with writing(folder, loop.saved_step):
             write_text(folder / layout.TOKENS, loop.tokeniser.vocabulary.to_lines())
             write_text(folder / layout.RECIPE, recipe.to_yaml())
-    try:
-        result = loop.run()
-    except DataError:
-        if fabric.global_rank == 0 and not begun and loop.saved_step is None:
-            (folder / layout.RECIPE).unlink(missing_ok=True)  # no run yet: the corrected command may begin here
-        raise
+    result = loop.run()
     if fabric.global_rank == 0:
         found = {"metric": result.metric, "error": result.best_error, "step": result.best_step}
         ended = {
@@ -111,7 +105,7 @@ def build_loop(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resum
             corpora.load(data.corpus.name)(root, **data.corpus.settings)
     fabric.barrier()
     manifest = manifest_in(root, data.manifest)
-    vocabulary = _vocabulary(recipe, manifest, folder if resume else None)
+    vocabulary = _vocabulary(recipe, manifest, folder if resume and _saved(folder) else None)
     tokeniser = recipe.tokeniser(vocabulary)
     torch.manual_seed(generator("model", recipe.seed).initial_seed())
     model = recipe.network(vocabulary)
@@ -151,7 +145,7 @@ def _checked_recipe(recipe: Recipe | None, folder: Path, resume: bool) -> Recipe
         recipe = load_recipe(saved)
     if recipe.data.root is not None:
         recipe = replace(recipe, data=replace(recipe.data, root=os.path.abspath(recipe.data.root)))
-    if resume and saved.is_file():
+    if resume and _saved(folder) and saved.is_file():
         changed = load_recipe(saved).differences(recipe)
         if changed:
             raise DataError(f"{saved}: the recipe is not the one that the run began with: {'; '.join(changed)}")
@@ -160,13 +154,17 @@ def _checked_recipe(recipe: Recipe | None, folder: Path, resume: bool) -> Recipe
 
 def _refuse_what_is_there(folder: Path, resume: bool) -> None:
     """A run that would be overwritten is a `DataError`."""
-    taken = [name for name in (layout.RECIPE, layout.CHECKPOINT, layout.MODEL) if (folder / name).exists()]
-    if taken and not resume:
+    if _saved(folder) and not resume:
         raise DataError(f"{folder}: there is a run here already; add --resume to go on, or choose another folder")
     if resume and "train" in read_results(folder) and not (folder / layout.CHECKPOINT).exists():
         raise DataError(
             f"{folder}: this training is over, and without {layout.CHECKPOINT} there is nothing to go on from"
         )
+
+
+def _saved(folder: Path) -> bool:
+    """Whether a run is there: one that failed before it saved anything is none, and a corrected command begins in its place."""
+    return any((folder / name).exists() for name in (layout.CHECKPOINT, layout.MODEL))
 
 
 def _vocabulary(recipe: Recipe, manifest: Path, resumed: Path | None) -> Vocabulary:

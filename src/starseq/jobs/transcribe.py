@@ -108,8 +108,8 @@ def _reading(run: runs.Run, reader: BeamReader) -> Iterator[_Begin]:
     if not reader.methods():
         yield lambda path, log_probs: lambda: _greedy(run, log_probs)
         return
-    reorder = reader.rescorer(run)
     with work_ahead(reader.search(run).nbest, reader.workers) as submit:
+        reorder = reader.rescorer(run)  # here: the workers need none
 
         def begin(path: str, log_probs: Tensor) -> _Result:
             searched = submit(path, log_probs.numpy())

@@ -49,7 +49,8 @@ def others_may_end(fabric: Any) -> Iterator[None]:
         if fabric.world_size == 1 or not lost or isinstance(error, torch.OutOfMemoryError):
             raise
         raise DataError(
-            f"process {fabric.global_rank} stops, for another process of this training has ended; that one says why"
+            f"process {fabric.global_rank} stops, for another process of this training has ended; "
+            "that one says why, unless it was killed"
         ) from None
 
 
