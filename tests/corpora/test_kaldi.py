@@ -165,7 +165,7 @@ def test_times_that_are_none(tmp_path: Path) -> None:
 
 
 def test_what_kaldi_keeps_for_itself_is_passed_over(egs: Path) -> None:
-    for place in ("train/.backup", "train/split2/1", "local/train"):
+    for place in ("train/.backup", "train/split2/1", "local/train", ".old/train"):
         directory(egs / "data" / place, wav="a audio/a.wav\n", text="a other\n")
     prepare(egs / "data", egs / "out", base=egs)
     assert [(row.id, row.text) for row in read_manifest(egs / "out" / "manifest.jsonl")] == [
@@ -199,6 +199,8 @@ def test_files_that_are_linked(tmp_path: Path) -> None:
     assert f"--root {tmp_path}," in str(report)
     data = ManifestDataset(tmp_path / "near" / "manifest.jsonl", AudioReader(), root=tmp_path)
     assert [len(item.x) for item in (data[0], data[1])] == [50, 50]
+    directory(tmp_path / "near", wav="b b.wav\n", text="b two\n")
+    assert f"--root {tmp_path}," in str(prepare(tmp_path / "near", tmp_path / "near", base=tmp_path / "near"))
 
 
 def test_an_archive_holds_no_name_that_leads_out_of_it(tmp_path: Path) -> None:

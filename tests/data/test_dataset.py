@@ -1,6 +1,8 @@
 """Manifest to batch: labels, gaps, lengths; on the fly and precomputed alike; bad rows by file and line."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +104,18 @@ def test_precomputed_features_are_equal_bit_for_bit(tmp_path, workers):
     assert all(torch.equal(fly[i].x, stored[i].x) for i in range(4))
     assert fly.sizes.tolist() == stored.sizes.tolist()  # so the batches are the same
     assert [fly[i].open.tolist() for i in range(4)] == [stored[i].open.tolist() for i in range(4)]
+
+
+class Deadly:
+    """A shard that takes its worker with it."""
+
+    def name(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_is_a_sentence():
+    with pytest.raises(DataError, match="a worker was killed, perhaps for want of memory: fewer workers need less"):
+        list(precompute._run([Deadly()], 1))
 
 
 def test_precompute_goes_on_where_it_was(tmp_path, monkeypatch):

@@ -354,6 +354,7 @@ def test_a_failed_start_leaves_no_run_behind(corpus: Path, tmp_path: Path) -> No
     again = shutil.copytree(tmp_path / "run", tmp_path / "again")
     train(tiny.recipe(corpus, "model.width=4"), tmp_path / "run")
     assert load_recipe(tmp_path / "run" / "recipe.yaml").differences(tiny.recipe(corpus, "model.width=4")) == []
+    (again / "tokens.txt").write_text("of another vocabulary\n")
     train(tiny.recipe(corpus, "model.width=4"), again, resume=True)  # nor with --resume
     assert (again / "model.safetensors").read_bytes() == (tmp_path / "run" / "model.safetensors").read_bytes()
 

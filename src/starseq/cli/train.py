@@ -56,7 +56,7 @@ def train(
     if recipe is None and not (resume and out is not None):
         raise ValueError("which recipe? `starseq train --list` names them; only --resume with --out needs none")
     if recipe is None and changes and out is not None and (out / "recipe.yaml").is_file():
-        recipe = str(out / "recipe.yaml")  # a longer training of the same
+        recipe = str(out / "recipe.yaml")
     loaded = None if recipe is None else load_recipe(recipe, changes)
     from starseq.jobs import train as job
 

@@ -136,9 +136,7 @@ def _placed(run: runs.Run, log_probs: Tensor, tokens: Sequence[int]) -> list[Rea
     return [Read(label.token, label.start, label.end, label.probability) for label in found.labels]
 
 
-def _begun(
-    run: runs.Run, model: torch.nn.Module, path: str, begin: _Begin
-) -> Callable[[], Transcript | Failure]:  # fmt: skip
+def _begun(run: runs.Run, model: torch.nn.Module, path: str, begin: _Begin) -> Callable[[], Transcript | Failure]:
     """Runs the model on a file, and gives what waits for its transcript."""
     try:
         heard = _heard(run, model, path)
