@@ -17,12 +17,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 Frames = Sequence[Sequence[float]]  # (T, V)
 Alignment = tuple[int, ...]  # (T,): a token, or the blank, for every frame
 Reading = tuple[float, Sequence[int]]  # a weight, and the number of tokens inserted in each gap (U+1,)
-Matching = Literal["leftmost", "all"]
 Collapse = Callable[[int, Alignment], list[int]]  # of the blank and an alignment: the tokens that it means
 
 VECTORS = Path(__file__).parent / "vectors"
@@ -46,47 +45,35 @@ def stc(
     target: Sequence[int],
     log_penalty: float | Sequence[float],
     blank: int = 0,
-    matching: Matching = "leftmost",
-    sharpness: float = 1.0,
+    merge_repeats: bool = True,
 ) -> Result:
     """Star Temporal Classification: -log of the sum, over alignments and over the embeddings of `target` that count, of
 
         prod_t P_t(pi_t)  *  prod_l p_l ^ (number of tokens skipped in gap l),        p_l = exp(log_penalty_l).
 
-    The tokens of an alignment are what is left without its blanks; repeats are not merged. An embedding j_1 < ... < j_U
-    has tokens[j_l] = target_l; what lies between j_l and j_{l+1} is skipped in gap l, l = 0..U. Which ones count:
-    see `_counts`. `log_penalty` is one value, or one per gap; -inf closes a gap. With `sharpness` k it is -1/k log of the
-    sum of the k-th powers.
+    The tokens of an alignment are what is left when repeats are merged, and then blanks removed; without `merge_repeats`,
+    as published, when blanks are removed. An embedding j_1 < ... < j_U has tokens[j_l] = target_l; what lies between j_l
+    and j_{l+1} is skipped in gap l, l = 0..U. Which ones count: see `_counts`. `log_penalty` is one value, or one per gap;
+    -inf closes a gap.
 
-    Two frames of b, 1, 2 with equal probabilities, p = 1/2: of 1b b1 11 12 21, which weigh 2 2 1 1 1 eighteenths, one
-    inserts before the label and two after it.
+    Two frames of b, 1, 2 with equal probabilities, p = 1/2: of 1b b1 11 12 21, which weigh 2 2 2 1 1 eighteenths, one
+    inserts before the label and one after it. With kept repeats 11 weighs 1, and inserts after the label too.
 
-    >>> result = stc([[math.log(1 / 3)] * 3] * 2, target=[1], log_penalty=math.log(1 / 2))
+    >>> frames = [[math.log(1 / 3)] * 3] * 2
+    >>> result = stc(frames, target=[1], log_penalty=math.log(1 / 2))
+    >>> round(math.exp(-result.loss) * 18, 9), [round(x * 8, 9) for x in result.inserted]
+    (8.0, [1.0, 1.0])
+    >>> result = stc(frames, target=[1], log_penalty=math.log(1 / 2), merge_repeats=False)
     >>> round(math.exp(-result.loss) * 18, 9), [round(x * 7, 9) for x in result.inserted]
     (7.0, [1.0, 2.0])
     """
-    return _starred(_without, log_probs, target, log_penalty, blank, matching, sharpness)
+    penalties = _per_gap(log_penalty, target)
+    collapse = merged if merge_repeats else _without
 
+    def readings(alignment: Alignment) -> Iterator[Reading]:
+        return readings_of(collapse(blank, alignment), target, penalties)
 
-def lasting_stc(
-    log_probs: Frames,
-    target: Sequence[int],
-    log_penalty: float | Sequence[float],
-    blank: int = 0,
-    matching: Matching = "leftmost",
-    sharpness: float = 1.0,
-) -> Result:
-    """STC with the collapse of CTC: `stc`, but that the tokens of an alignment are what is left when repeats are merged,
-    and then blanks removed. So a label may last, and an inserted token pays once, however long it lasts.
-
-    Two frames of b, 1, 2 with equal probabilities, p = 1/2: of 1b b1 11 12 21, which weigh 2 2 2 1 1 eighteenths, one
-    inserts before the label and one after it.
-
-    >>> result = lasting_stc([[math.log(1 / 3)] * 3] * 2, target=[1], log_penalty=math.log(1 / 2))
-    >>> round(math.exp(-result.loss) * 18, 9), [round(x * 8, 9) for x in result.inserted]
-    (8.0, [1.0, 1.0])
-    """
-    return _starred(merged, log_probs, target, log_penalty, blank, matching, sharpness)
+    return _enumerate(log_probs, readings, gaps=len(penalties))
 
 
 def ctc(log_probs: Frames, target: Sequence[int], blank: int = 0) -> Result:
@@ -131,21 +118,6 @@ def letters(tokens: Sequence[int]) -> str:
     return "".join(chr(ord("a") + token) for token in tokens)
 
 
-def drop_likelihood(log_probs: Frames, target: Sequence[int], drop: float, blank: int = 0) -> float:
-    """The probability that `target` is what is left if each token of the truth is lost independently with prob. `drop`.
-
-    The truth is the tokens of an alignment drawn from `log_probs`; every subset of them is tried as what was kept.
-    """
-
-    def readings(alignment: Alignment) -> Iterator[Reading]:
-        tokens = _without(blank, alignment)
-        for kept in itertools.product((False, True), repeat=len(tokens)):
-            if list(itertools.compress(tokens, kept)) == list(target):
-                yield math.prod(1 - drop if keep else drop for keep in kept), ()
-
-    return math.exp(-_enumerate(log_probs, readings, gaps=0).loss)
-
-
 # --- from logits ------------------------------------------------------------------------------------------------------
 
 
@@ -182,52 +154,32 @@ def _embeddings(tokens: Sequence[int], target: Sequence[int]) -> Iterator[list[S
             yield [tokens[before + 1 : after] for before, after in bounds]
 
 
-def _counts(
-    skipped: Sequence[Sequence[int]], target: Sequence[int], is_open: Sequence[bool], matching: Matching
-) -> bool:
+def _counts(skipped: Sequence[Sequence[int]], target: Sequence[int], is_open: Sequence[bool]) -> bool:
     """Whether an embedding counts, given the tokens it skips in each gap.
 
-    Whatever the matching, every skipped token must lie in an open gap; that needs no test here, as p_l = 0 sees to it.
-    Leftmost matching wants more: label l+1 is not skipped in gap l if gap l+1, right behind that label, is open, for to
-    match it at once leaves the rest to gap l+1. If gap l+1 is closed there is no such choice, and it may be skipped.
+    Every skipped token must lie in an open gap; that needs no test here, as p_l = 0 sees to it. And label l+1 is not skipped
+    in gap l if gap l+1, right behind that label, is open, for to match it at once leaves the rest to gap l+1. If gap l+1 is
+    closed there is no such choice, and it may be skipped.
 
     With all gaps open exactly one embedding counts, the leftmost. A closed block (labels with closed gaps between them)
     has one place if it has one label or touches a closed end; an inner one of two or more labels counts at each place.
     """
-    return matching == "all" or not any(is_open[l + 1] and label in skipped[l] for l, label in enumerate(target))
+    return not any(is_open[l + 1] and label in skipped[l] for l, label in enumerate(target))
 
 
 def readings_of(
-    tokens: Sequence[int], target: Sequence[int], log_penalty: float | Sequence[float], matching: Matching
+    tokens: Sequence[int], target: Sequence[int], log_penalty: float | Sequence[float]
 ) -> Iterator[Reading]:
     """What each embedding of `target` in `tokens` that counts weighs, and how many tokens it inserts in each gap.
 
-    >>> list(readings_of([2, 1, 1], target=[1], log_penalty=math.log(1 / 2), matching="leftmost"))
+    >>> list(readings_of([2, 1, 1], target=[1], log_penalty=math.log(1 / 2)))
     [(0.25, [1, 1])]
     """
     penalties = _per_gap(log_penalty, target)
     for skipped in _embeddings(tokens, target):
-        if _counts(skipped, target, [x > -INF for x in penalties], matching):
+        if _counts(skipped, target, [x > -INF for x in penalties]):
             inserted = [len(gap) for gap in skipped]
             yield math.prod(math.exp(x) ** n for x, n in zip(penalties, inserted, strict=True)), inserted
-
-
-def _starred(
-    collapse: Collapse,
-    log_probs: Frames,
-    target: Sequence[int],
-    log_penalty: float | Sequence[float],
-    blank: int,
-    matching: Matching,
-    sharpness: float,
-) -> Result:
-    """The alignments whose tokens, by `collapse`, hold `target`, once for every embedding that counts."""
-    penalties = _per_gap(log_penalty, target)
-
-    def readings(alignment: Alignment) -> Iterator[Reading]:
-        return readings_of(collapse(blank, alignment), target, penalties, matching)
-
-    return _enumerate(log_probs, readings, gaps=len(penalties), sharpness=sharpness)
 
 
 def _collapsing(collapse: Collapse, log_probs: Frames, target: Sequence[int], blank: int) -> Result:
@@ -240,10 +192,8 @@ def _collapsing(collapse: Collapse, log_probs: Frames, target: Sequence[int], bl
     return _enumerate(log_probs, readings, gaps=len(nothing))
 
 
-def _enumerate(
-    log_probs: Frames, readings: Callable[[Alignment], Iterable[Reading]], gaps: int, sharpness: float = 1.0
-) -> Result:
-    """Sums over every alignment and each of its readings: Z = sum of (weight * prod_t P_t(pi_t))^k, and the loss is -1/k log Z."""
+def _enumerate(log_probs: Frames, readings: Callable[[Alignment], Iterable[Reading]], gaps: int) -> Result:
+    """Sums over every alignment and each of its readings: Z = sum of weight * prod_t P_t(pi_t)."""
     T = len(log_probs)
     V = len(log_probs[0]) if T else 0
     probs = [[math.exp(log_p) for log_p in frame] for frame in log_probs]
@@ -252,15 +202,11 @@ def _enumerate(
         for alignment in itertools.product(range(V), repeat=T)
         for weight, inserted in readings(alignment)
     ]
-    best = 1.0
-    if sharpness != 1:  # powers of what they are of the best one: their own might be too small for a number
-        best = max((term for term, _, _ in terms), default=0.0) or 1.0
-        terms = [((term / best) ** sharpness, alignment, inserted) for term, alignment, inserted in terms]
     z = math.fsum(term for term, _, _ in terms)
     if z == 0:
         return Result(INF, [[0.0] * V for _ in range(T)], [0.0] * gaps)
     return Result(
-        loss=0.0 - math.log(best) - math.log(z) / sharpness,
+        loss=0.0 - math.log(z),
         grad_log_probs=[
             [0.0 - math.fsum(term for term, alignment, _ in terms if alignment[t] == v) / z for v in range(V)]
             for t in range(T)
@@ -388,7 +334,7 @@ GAPS: list[tuple[Input, tuple[float, ...]]] = [
 
 # Beside those of STC: no frames, p = 1, and tokens that are certain for several frames, so that they last.
 NOT_BLANK, ONLY_1, ONLY_2 = ({(t, v): -INF for t in range(3) for v in tokens} for tokens in ((0,), (0, 2), (0, 1)))
-LASTING: list[tuple[Input, tuple[float, ...]]] = [
+MERGED: list[tuple[Input, tuple[float, ...]]] = [
     (Input("no frames, no labels", (0, 3), ()), (HALF,)),
     (Input("no frames, one label", (0, 3), (1,)), (HALF, HALF)),
     (Input("one frame, one label", (1, 3), (2,)), (HALF, HALF)),
@@ -426,29 +372,24 @@ def vectors() -> dict[str, list[dict[str, Any]]]:
     return {
         "ctc": [_case(ctc, x.name, x) for x in INPUTS],
         "selfless_ctc": [_case(selfless_ctc, x.name, x) for x in INPUTS],
-        "stc": _at_one_penalty("leftmost"),
-        "stc_all": _at_one_penalty("all"),
-        "stc_gaps": [
-            _case(stc, f"{x.name}; {matching}", x, log_penalty=log_penalty, matching=matching)
-            for x, log_penalty in GAPS
-            for matching in ("leftmost", "all")
+        "stc": [
+            _case(stc, f"{x.name}; {p}", x, log_penalty=log_penalty, merge_repeats=False)
+            for x, p, log_penalty in _at_one_penalty()
         ],
-        "lasting_stc": [
-            _case(lasting_stc, f"{x.name}; {matching}", x, log_penalty=log_penalty, matching=matching)
-            for x, log_penalty in GAPS + LASTING
-            for matching in ("leftmost", "all")
+        "stc_gaps": [_case(stc, x.name, x, log_penalty=log_penalty, merge_repeats=False) for x, log_penalty in GAPS],
+        "stc_merged": [
+            _case(stc, x.name, x, log_penalty=log_penalty, merge_repeats=True) for x, log_penalty in GAPS + MERGED
         ],
     }
 
 
-def _at_one_penalty(matching: Matching) -> list[dict[str, Any]]:
-    runs = [(x, "p = 0.5", HALF) for x in INPUTS] + [
+def _at_one_penalty() -> list[tuple[Input, str, float]]:
+    return [(x, "p = 0.5", HALF) for x in INPUTS] + [
         (x, p, log_penalty)
         for x in INPUTS
         if x.name in SEEN_AT_OTHER_PENALTIES
         for p, log_penalty in OTHER_PENALTIES.items()
     ]
-    return [_case(stc, f"{x.name}; {p}", x, log_penalty=log_p, matching=matching) for x, p, log_p in runs]
 
 
 def write_vectors(folder: Path = VECTORS) -> None:

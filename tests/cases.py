@@ -26,9 +26,10 @@ BACKENDS = {"wfst": "cpu", "torch": "cpu", "numba": "cpu"}
 FAST = {name: device for name, device in BACKENDS.items() if name != "wfst"}
 """The backends made of emissions/ and lattice/."""
 
-CRITERIA = ("stc", "ctc", "selfless_ctc")
-STARRED = ("stc", "lasting_stc")
-MATCHINGS = ("leftmost", "all")
+CRITERIA = ("published_stc", "ctc", "selfless_ctc")
+"""Those whose states are few: published STC keeps repeats."""
+
+STARRED = ("published_stc", "stc")
 
 TOLERANCES = {
     torch.float64: {"rtol": 1e-10, "atol": 1e-11},
@@ -69,9 +70,7 @@ class Batch:
     target_lengths: Sequence[int]
     penalty: Tensor  # (B, U+1) float64
     blank: int = 0
-    matching: str = "leftmost"
     normalized: bool = True
-    sharpness: float = 1.0
 
     def utterances(self) -> Iterator[tuple[list[list[float]], list[int], list[float]]]:
         """Frames (T, V), labels (U,) and penalties (U+1,) of each utterance, without the padding."""
@@ -142,7 +141,7 @@ def batches(draw: st.DrawFn, longest: int = 6, most_alignments: int = 1100) -> B
             x[t, v] = draw(st.sampled_from([-math.inf, 0.0, 40.0, 60.0]))
     return batch_of(
         logits, targets, penalties, extra=draw(st.integers(0, 2)), blank=blank,
-        matching=draw(st.sampled_from(MATCHINGS)), normalized=draw(st.booleans()),
+        normalized=draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -157,8 +156,7 @@ def run(
         targets, penalty = batch.concatenated(), penalty[:, : max(batch.target_lengths) + 1]
     star: dict[str, Any] = {}
     if criterion in STARRED:
-        star = {"penalty": penalty.to(device, dtype), "matching": batch.matching, "return_inserted": True}
-        star["sharpness"] = batch.sharpness
+        star = {"penalty": penalty.to(device, dtype), "return_inserted": True}
     loss = loss_of(criterion)(
         logits, targets.to(device), batch.input_lengths, batch.target_lengths, blank=batch.blank, reduction="none",
         backend=backend, normalized=batch.normalized, **star,
@@ -178,8 +176,10 @@ def truth(criterion: str, batch: Batch) -> Result:
         log_probs = brute_force.log_softmax(frames) if batch.normalized else frames
         star: dict[str, Any] = {}
         if criterion in STARRED:
-            star = {"log_penalty": penalty, "matching": batch.matching, "sharpness": batch.sharpness}
-        result = getattr(brute_force, criterion)(log_probs, target, blank=batch.blank, **star)
+            star = {"log_penalty": penalty, "merge_repeats": criterion == "stc"}
+        result = getattr(brute_force, criterion.removeprefix("published_"))(
+            log_probs, target, blank=batch.blank, **star
+        )
         loss.append(result.loss)
         by_frame = result.grad_log_probs
         if batch.normalized:
@@ -206,5 +206,15 @@ def select(batch: Batch, b: int) -> Batch:
 
 
 def loss_of(criterion: str) -> Any:
-    """The public function of a criterion."""
-    return getattr(starseq, f"{criterion}_loss")
+    """The public function of a criterion, those of stars with p = 0.5 unless another is given."""
+    return {"stc": merged_loss, "published_stc": published_loss}.get(criterion) or getattr(starseq, f"{criterion}_loss")
+
+
+def merged_loss(*arguments: Any, penalty: float | Tensor = math.log(0.5), **options: Any) -> Any:
+    """stc_loss, at p = 0.5 unless another is given."""
+    return starseq.stc_loss(*arguments, penalty=penalty, **options)
+
+
+def published_loss(*arguments: Any, penalty: float | Tensor = math.log(0.5), **options: Any) -> Any:
+    """Likewise, with kept repeats."""
+    return starseq.stc_loss(*arguments, penalty=penalty, merge_repeats=False, **options)

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from tests.commands import Command
 
-from starseq.data.errors import DataError
 from starseq.data.manifest import read_manifest, write_manifest
 from starseq.extras import missing
 
@@ -165,29 +164,6 @@ def test_a_traceback_on_demand(command: Command, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("STARSEQ_TRACEBACK", "1")
     with pytest.raises(FileNotFoundError):
         command("manifest", "stats", "none.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("options", "asked"), [(["--merge-repeats"], True), (["--keep-repeats"], False), ([], None)], ids=str
-)
-@pytest.mark.parametrize(
-    ("verb", "arguments"),
-    [("tune", []), ("complete", ["manifest.jsonl", "--out", "out.jsonl"]), ("transcribe", ["line.png"])],
-)
-def test_how_repeats_are_read_reaches_the_job(
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    verb: str,
-    arguments: list[str],
-    options: list[str],
-    asked: bool | None,
-) -> None:
-    def job(*arguments: object, merge_repeats: bool | None, **others: object) -> None:
-        raise DataError(f"asked for {merge_repeats}")
-
-    monkeypatch.setattr(f"starseq.jobs.{verb}.{verb}", job)
-    code, _, err = command(verb, "run", *arguments, *options)
-    assert (code, err) == (2, f"starseq: asked for {asked}\n")
 
 
 @pytest.mark.parametrize(

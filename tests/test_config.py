@@ -34,7 +34,7 @@ WRONG = [
     ("data.splits.train=[train, 3]", "data.splits.train[1]: 3 is not text"),
     ("model.name=crn", "model.name: 'crn' is none of conv_small, crnn, gated_conv, transformer, transformer_small"),
     ("text.unit=wrd", "text.unit: 'wrd' is none of word, char; did you mean word?"),
-    ("criterion.name=cctc", "criterion.name: 'cctc' is none of ctc, lasting_stc, selfless_ctc, stc; did you mean ctc?"),
+    ("criterion.name=cctc", "criterion.name: 'cctc' is none of ctc, selfless_ctc, stc; did you mean ctc?"),
     ("penalty.p0=2", "penalty: p0: 2.0 is not a probability in (0, 1]"),
     ("data.drop.p=1.5", "data.drop.p: pDrop must lie between 0 and 1, and 1.5 does not"),
     ("data.drop.p=[0.1, 0.4]", "data.drop.p: [0.1, 0.4] has parts, so data.drop.by is 'sample' or 'type'"),
@@ -71,9 +71,20 @@ def test_a_recipe_that_is_no_text(tmp_path: Path) -> None:
 
 
 def test_a_setting_of_another_criterion_is_no_key() -> None:
-    with pytest.raises(DataError, match=r"criterion\.matching is not a key"):
-        load_recipe("digits", ["criterion.name=ctc", "criterion.matching=all"])
-    assert load_recipe("digits", ["criterion.matching=all"]).criterion.settings["matching"] == "all"
+    with pytest.raises(DataError, match=r"criterion\.merge_repeats is not a key"):
+        load_recipe("digits", ["criterion.name=ctc", "criterion.merge_repeats=false"])
+    kept = load_recipe("digits", ["criterion.merge_repeats=false"])
+    assert kept.criterion.settings["merge_repeats"] is False
+
+
+def test_a_recipe_says_how_its_runs_are_read() -> None:
+    said = [
+        "criterion.merge_repeats=true",
+        "criterion.merge_repeats=false",
+        "criterion.name=ctc",
+        "criterion.name=selfless_ctc",
+    ]
+    assert [load_recipe("digits", [key]).merges_repeats for key in said] == [True, False, True, False]
 
 
 def test_another_name_starts_its_section_anew() -> None:
@@ -89,7 +100,6 @@ def test_another_name_starts_its_section_anew() -> None:
         "hidden": 32,
         "layers": 2,
         "dropout": 0.2,
-        "onsets": False,
     }
     # The optimiser's other keys are no settings of its name.
     assert load_recipe("digits", ["optim.name=sgd"]).optim.warmup_steps == load_recipe("digits").optim.warmup_steps
@@ -137,7 +147,7 @@ def test_published_penalties(name: str, values: tuple[float, float, float, tuple
     # CTC has the same data, model and optimiser.
     family, _, variant = name.partition("@")
     other = load_recipe(f"{family}-ctc@{variant}")
-    assert [line.split(":")[0] for line in recipe.differences(other)] == ["criterion.name", "criterion.matching"]
+    assert [line.split(":")[0] for line in recipe.differences(other)] == ["criterion.name", "criterion.merge_repeats"]
 
 
 def test_published_settings() -> None:
@@ -170,18 +180,6 @@ def test_the_rules_of_the_penalty() -> None:
         load_recipe("digits", ["penalty={name: adaptive, blank: 1}"])
 
 
-def test_a_penalty_that_tunes_itself_knows_how_labels_are_matched() -> None:
-    for matching in ("leftmost", "all"):
-        rule = load_recipe("digits", [f"criterion.matching={matching}", "penalty={name: adaptive}"]).insertion_penalty()
-        assert isinstance(rule, AdaptivePenalty)
-        assert rule.matching == matching
-    with pytest.raises(DataError, match="penalty: steps, token_quantile, root: these are for"):
-        load_recipe("digits", ["criterion.matching=all", "penalty={name: adaptive, steps: 9}"])
-    load_recipe("digits", ["criterion.matching=all"]).insertion_penalty()  # a schedule takes any
-    with pytest.raises(DataError, match=r"penalty\.matching is not a key"):
-        load_recipe("digits", ["penalty={name: adaptive, matching: all}"])
-
-
 def test_vocal_tracts_are_perturbed_for_the_bands_of_the_reader() -> None:
     augment = ["data.augment={name: spec_augment, tract: 0.1}"]
     built = load_recipe("audiomnist-strings", augment).augmentation()
@@ -196,16 +194,6 @@ def test_vocal_tracts_are_perturbed_for_the_bands_of_the_reader() -> None:
         DataError, match=r"data\.augment\.tract: it is for bands of sound, and data\.reader\.name is 'line'"
     ):
         load_recipe("hooker-en", augment)
-
-
-def test_sharpness() -> None:
-    assert repr(load_recipe("digits").sharpening()) == "Sharpness(1, begin=5, end=15)"  # the published loss
-    rising = load_recipe("digits", ["sharpness.final=4", "sharpness.begin=2"])
-    assert repr(rising.sharpening()) == "Sharpness(4, begin=2, end=15)"
-    assert rising.differences(load_recipe("digits")) == ["sharpness.final: 4.0 -> 1.0", "sharpness.begin: 2.0 -> 5.0"]
-    with pytest.raises(DataError, match=r"sharpness: final: 0\.5 is not a number >= 1"):
-        load_recipe("digits", ["sharpness.final=0.5"])
-    load_recipe("digits", ["sharpness.final=4", "criterion.name=ctc"])  # which takes no notice, as of the penalty
 
 
 def test_what_a_resumed_run_may_change() -> None:

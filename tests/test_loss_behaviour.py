@@ -5,17 +5,19 @@ from __future__ import annotations
 import concurrent.futures
 import copy
 import json
+import math
 import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests import cases
-from tests.cases import BACKENDS, CRITERIA, FAST, loss_of
+from tests.cases import BACKENDS, CRITERIA, FAST, loss_of, published_loss
 from torch import Tensor
 
 import starseq
@@ -54,9 +56,9 @@ def test_bit_for_bit_from_run_to_run_and_on_any_number_of_threads(backend: str, 
 
 @pytest.mark.parametrize("backend", FAST)
 def test_python_threads_at_once(backend: str) -> None:
-    first = results("stc", backend)
+    first = results("published_stc", backend)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        for other in pool.map(lambda _: results("stc", backend), range(24)):
+        for other in pool.map(lambda _: results("published_stc", backend), range(24)):
             assert_identical(other, first)
 
 
@@ -71,7 +73,7 @@ class Losses(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> Tensor:
         torch.set_num_threads(2)  # a worker starts with one
-        return starseq.stc_loss(self.logits, torch.full((5, 20), 7), (60,) * 5, (20,) * 5, reduction="none")
+        return published_loss(self.logits, torch.full((5, 20), 7), (60,) * 5, (20,) * 5, reduction="none")
 
 
 def test_in_a_forked_worker_after_use_in_the_parent() -> None:
@@ -91,7 +93,7 @@ def test_in_a_forked_worker_after_use_in_the_parent() -> None:
 
 def small(backend: str, **options: object) -> tuple[Tensor, Tensor]:
     logits = torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    return logits, starseq.stc_loss(logits, torch.tensor([[1, 2], [3, 0]]), (6, 5), (2, 1), backend=backend, **options)
+    return logits, published_loss(logits, torch.tensor([[1, 2], [3, 0]]), (6, 5), (2, 1), backend=backend, **options)
 
 
 @pytest.mark.parametrize("backend", FAST)
@@ -142,7 +144,7 @@ def test_no_gradient_wanted(backend: str) -> None:
 def test_inputs_are_left_as_they_are(backend: str) -> None:
     batch = cases.random_batch(**BIG)
     kept = copy.deepcopy(batch)
-    cases.run("stc", batch, backend)
+    cases.run("published_stc", batch, backend)
     for name in ("logits", "targets", "penalty"):
         torch.testing.assert_close(getattr(batch, name), getattr(kept, name), rtol=0, atol=0, equal_nan=True)
 
@@ -171,7 +173,8 @@ def test_autocast(backend: str, criterion: str) -> None:
 
 @pytest.mark.parametrize("module", [starseq.STCLoss, starseq.CTCLoss, starseq.SelflessCTCLoss])
 def test_modules_pickle_copy_and_show_their_options(module: type[torch.nn.Module]) -> None:
-    criterion = module(blank=3, reduction="sum", zero_infinity=True, batch_first=True, backend="torch")
+    star = {"penalty": -1.0} if module is starseq.STCLoss else {}
+    criterion = module(blank=3, reduction="sum", zero_infinity=True, batch_first=True, backend="torch", **star)
     logits = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
     arguments = (logits, torch.tensor([[1, 2], [2, 0]]), (6, 5), (2, 1))
     expected = criterion(*arguments)
@@ -181,9 +184,15 @@ def test_modules_pickle_copy_and_show_their_options(module: type[torch.nn.Module
     assert "blank=3, reduction='sum', zero_infinity=True" in repr(criterion)
 
 
-@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("criterion", [*CRITERIA, "stc"])
 def test_modules_are_their_functions(criterion: str) -> None:
-    module = {"stc": starseq.STCLoss, "ctc": starseq.CTCLoss, "selfless_ctc": starseq.SelflessCTCLoss}[criterion]
+    modules = {
+        "published_stc": partial(starseq.STCLoss, penalty=math.log(0.5), merge_repeats=False),
+        "stc": partial(starseq.STCLoss, penalty=math.log(0.5)),
+        "ctc": starseq.CTCLoss,
+        "selfless_ctc": starseq.SelflessCTCLoss,
+    }
+    module: Any = modules[criterion]
     batch = cases.random_batch(T=8, B=2, V=5, U=3, blank=4)
     arguments = (batch.logits, batch.targets, batch.input_lengths, batch.target_lengths)
     options = {"blank": 4, "reduction": "sum", "zero_infinity": True, "normalized": False, "max_target_length": 3}
@@ -206,10 +215,35 @@ def test_settings_are_there_to_be_read_and_the_blank_is_a_whole_number_of_any_li
 def test_the_stc_module_passes_on_what_is_the_stars() -> None:
     batch = cases.random_batch(T=8, B=2, V=5, U=3, extra=0)
     arguments = (batch.logits, batch.concatenated(), batch.input_lengths, batch.target_lengths)
-    ours = starseq.STCLoss(matching="all", return_inserted=True)(*arguments, penalty=-2.0)
-    expected = starseq.stc_loss(*arguments, matching="all", return_inserted=True, penalty=-2.0)
+    ours = starseq.STCLoss(merge_repeats=False, return_inserted=True)(*arguments, penalty=-2.0)
+    expected = starseq.stc_loss(*arguments, merge_repeats=False, return_inserted=True, penalty=-2.0)
     for a, b in zip(ours, expected, strict=True):
         assert torch.equal(a, b)
+
+
+def test_the_penalty_of_the_stc_module() -> None:
+    batch = cases.random_batch(T=8, B=2, V=5, U=3, extra=0)
+    arguments = (batch.logits, batch.concatenated(), batch.input_lengths, batch.target_lengths)
+    expected = starseq.stc_loss(*arguments, penalty=-2.0)
+    schedule = starseq.InsertionPenalty(p0=math.exp(-2), p_max=0.9, half_life=1)
+    learnt = torch.nn.Parameter(torch.tensor(-2.0))
+    for penalty in (-2.0, torch.tensor(-2.0), torch.full((2, 4), -2.0), schedule, learnt):
+        criterion = starseq.STCLoss(penalty=penalty)
+        torch.testing.assert_close(criterion(*arguments), expected)
+        assert criterion(*arguments, penalty=-1.0) == starseq.stc_loss(*arguments, penalty=-1.0)
+    assert list(starseq.STCLoss(penalty=torch.tensor(-2.0)).state_dict()) == ["penalty"]
+    assert list(starseq.STCLoss(penalty=learnt).parameters()) == [learnt]
+    assert starseq.STCLoss(penalty=schedule).penalty is schedule
+    assert isinstance(starseq.STCLoss(blank=3).penalty, starseq.AdaptivePenalty)
+    assert starseq.STCLoss(blank=3).penalty.blank == 3
+    with pytest.raises(ValueError, match=r"^penalty: 'steady' is none of adaptive$"):
+        starseq.STCLoss(penalty="steady")
+
+
+@pytest.mark.parametrize("module", [starseq.STCLoss, starseq.CTCLoss, starseq.SelflessCTCLoss])
+def test_modules_refuse_keywords_that_they_do_not_have(module: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^{module.__name__}\(\) got an unexpected keyword argument 'margin'$"):
+        module(margin=1)
 
 
 def test_import_is_light() -> None:
@@ -218,7 +252,7 @@ def test_import_is_light() -> None:
         import json, sys
         import starseq, torch
         imported = sorted(sys.modules)
-        starseq.stc_loss(torch.zeros(4, 1, 3), torch.tensor([[1]]), (4,), (1,), backend="torch")
+        starseq.stc_loss(torch.zeros(4, 1, 3), torch.tensor([[1]]), (4,), (1,), penalty=-1.0, backend="torch")
         print(json.dumps([imported, sorted(sys.modules)]))
     """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -243,9 +277,9 @@ def test_a_number_as_penalty_is_good_for_a_gradient_after_inference() -> None:
         (torch.tensor([5, 5]), torch.tensor([1, 1])),
     )
     with torch.inference_mode():
-        starseq.stc_loss(logits, targets, *lengths, penalty=-0.1234, batch_first=True)
+        published_loss(logits, targets, *lengths, penalty=-0.1234, batch_first=True)
     kept, fresh = (logits.clone().requires_grad_() for _ in range(2))
-    starseq.stc_loss(kept, targets, *lengths, penalty=-0.1234, batch_first=True).backward()
-    starseq.stc_loss(fresh, targets, *lengths, penalty=torch.tensor(-0.1234), batch_first=True).backward()
+    published_loss(kept, targets, *lengths, penalty=-0.1234, batch_first=True).backward()
+    published_loss(fresh, targets, *lengths, penalty=torch.tensor(-0.1234), batch_first=True).backward()
     assert kept.grad is not None
     assert torch.equal(kept.grad, fresh.grad)

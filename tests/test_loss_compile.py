@@ -9,11 +9,10 @@ import pytest
 import torch
 import torch._dynamo.testing
 from tests import cases
-from tests.cases import FAST, STARRED, loss_of
+from tests.cases import CRITERIA, FAST, STARRED, loss_of, published_loss
 from torch import Tensor
 
 import starseq
-from starseq import criteria
 from starseq.op import compiled
 
 COMPILERS = [
@@ -50,20 +49,20 @@ def test_value_and_gradient(criterion: str, backend: str, compiler: str) -> None
         torch.testing.assert_close(value_and_grad(compiled, *arguments), value_and_grad(loss, *arguments))
 
 
-@pytest.mark.parametrize("setting", ["penalty", "sharpness"])
-def test_a_number_that_changes_is_no_constant(setting: str) -> None:
+@pytest.mark.parametrize("criterion", STARRED)
+def test_a_number_that_changes_is_no_constant(criterion: str) -> None:
     def loss(x: Tensor, value: float) -> Tensor:
-        return starseq.stc_loss(x, TARGETS, *LENGTHS, **{setting: value})
+        return loss_of(criterion)(x, TARGETS, *LENGTHS, penalty=value)
 
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(loss, fullgraph=True, backend=counter)
     for step in range(10):
-        value = -0.05 - 0.1 * step if setting == "penalty" else 1.5 + 0.1 * step
+        value = -0.05 - 0.1 * step
         torch.testing.assert_close(compiled(logits(step), value), loss(logits(step), value))
     assert counter.frame_count <= 2
 
 
-@pytest.mark.parametrize("criterion", criteria.names())
+@pytest.mark.parametrize("criterion", [*CRITERIA, "stc"])
 def test_criteria_and_concatenated_targets(criterion: str) -> None:
     targets = torch.tensor([1, 2, 2, 3])
 
@@ -76,7 +75,7 @@ def test_criteria_and_concatenated_targets(criterion: str) -> None:
 
 def test_the_penalty_learns_and_insertions_come_out() -> None:
     def both(x: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
-        return starseq.stc_loss(x, TARGETS, *LENGTHS, penalty=penalty, return_inserted=True)
+        return published_loss(x, TARGETS, *LENGTHS, penalty=penalty, return_inserted=True)
 
     results = []
     for function in (both, torch.compile(both, fullgraph=True, backend="aot_eager")):
@@ -111,23 +110,23 @@ def test_dynamic_shapes_compile_at_most_twice() -> None:
 
     @torch.compile(fullgraph=True, backend=counter, dynamic=True)
     def loss(x: Tensor, targets: Tensor, inputs: Tensor, lengths: Tensor) -> Tensor:
-        return starseq.stc_loss(x, targets, inputs, lengths)
+        return published_loss(x, targets, inputs, lengths)
 
     for T, U in ((7, 3), (9, 4), (13, 6)):
         x = torch.randn(T, 2, 5, generator=torch.Generator().manual_seed(T)).requires_grad_()
         arguments = (torch.full((2, U), 3), torch.tensor([T, T - 1]), torch.tensor([U, U - 1]))
-        eager = value_and_grad(starseq.stc_loss, x, *arguments)
+        eager = value_and_grad(published_loss, x, *arguments)
         torch.testing.assert_close(value_and_grad(loss, x, *arguments), eager)
     assert counter.frame_count <= 2  # three shapes
 
 
 def test_bad_values_raise_in_compiled_code_too() -> None:
-    compiled = torch.compile(starseq.stc_loss, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(published_loss, fullgraph=True, backend="aot_eager")
     with pytest.raises(Exception, match=r"targets: label 9 at \(utterance, position\) \(0, 1\) is outside 0..4"):
         compiled(logits(), torch.tensor([[1, 9, 2], [3, 0, 0]]), *LENGTHS)
 
 
-@pytest.mark.parametrize("criterion", criteria.names())
+@pytest.mark.parametrize("criterion", [*CRITERIA, "stc"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("backend", FAST)
 def test_custom_operators(backend: str, dtype: torch.dtype, criterion: str) -> None:
@@ -137,7 +136,7 @@ def test_custom_operators(backend: str, dtype: torch.dtype, criterion: str) -> N
     penalty = torch.full((2, 4), -0.5, device=device) if criterion in STARRED else None
     lengths = (torch.tensor([7, 7]), LENGTHS[1])  # what lies past the frames is undefined, and compared here
     tensors = (x, TARGETS.to(device), *(n.to(device) for n in lengths), penalty)
-    setting = (criterion, "leftmost", 0, True, backend)
+    setting = (criterion.removeprefix("published_"), criterion != "published_stc", 0, True, backend)
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     for inserted in {False, criterion in STARRED}:
         for differentiable in (False, True):

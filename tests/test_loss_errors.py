@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests import cases
-from tests.cases import BACKENDS, CRITERIA, loss_of
+from tests.cases import BACKENDS, CRITERIA, STARRED, loss_of, published_loss
 
 import starseq
 
@@ -91,7 +91,6 @@ BAD = [
 ]
 
 BAD_STAR = [
-    ({"matching": "rightmost"}, "matching: 'rightmost' is none of leftmost, all"),
     ({"penalty": 0.5}, "penalty: 0.5 at (utterance, gap) (0, 0) is not a log-weight <= 0, such as math.log(0.5)"),
     ({"penalty": None}, "penalty: expected a number or a tensor, got NoneType"),
     ({"penalty": [-1.0, -1.0]}, "penalty: expected a number or a tensor, got list"),
@@ -110,7 +109,7 @@ BAD_STAR = [
     ({"penalty": torch.zeros(2, 4, 1)}, "penalty: expected (), (2,) or (2, 4), got shape (2, 4, 1)"),
 ]
 
-CALLS = [(c, *bad) for c in CRITERIA for bad in BAD] + [("stc", *bad) for bad in BAD_STAR]
+CALLS = [(c, *bad) for c in CRITERIA for bad in BAD] + [(c, *bad) for c in STARRED for bad in BAD_STAR]
 
 
 @pytest.mark.parametrize(
@@ -135,15 +134,10 @@ def test_modules_refuse_when_made(module: Any, option: str) -> None:
         module(**{option: "nothing"})
 
 
-def test_the_stc_module_refuses_a_matching() -> None:
-    with pytest.raises(ValueError, match=r"^matching: 'nothing' is none of leftmost, all$"):
-        starseq.STCLoss(matching="nothing")
-
-
 def test_values_past_the_lengths_are_not_refused() -> None:
     penalty = torch.tensor([[-1.0] * 4, [-1.0, -1.0, -1.0, NAN]])
     targets = torch.tensor([[1, 2, 3], [3, 1, cases.POISON]])
-    assert starseq.stc_loss(**GOOD | {"targets": targets}, penalty=penalty).isfinite()
+    assert published_loss(**GOOD | {"targets": targets}, penalty=penalty).isfinite()
 
 
 # --- a backend that cannot run raises, by name ------------------------------------------------------------------------
@@ -151,23 +145,23 @@ def test_values_past_the_lengths_are_not_refused() -> None:
 
 def test_numba_off_the_cpu() -> None:
     with pytest.raises(ValueError, match=r"^backend: 'numba' runs on the CPU, the logits are on meta$"):
-        starseq.stc_loss(**GOOD | {"logits": GOOD["logits"].to("meta")}, backend="numba")
+        published_loss(**GOOD | {"logits": GOOD["logits"].to("meta")}, backend="numba")
 
 
 def test_triton_off_cuda() -> None:
     pytest.importorskip("triton")
     with pytest.raises(ValueError, match=r"^backend: 'triton' runs on CUDA, the logits are on cpu$"):
-        starseq.stc_loss(**GOOD, backend="triton")
+        published_loss(**GOOD, backend="triton")
 
 
 def test_triton_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"^backend: 'triton' is not installed$"):
-        starseq.stc_loss(**GOOD, backend="triton")
+        published_loss(**GOOD, backend="triton")
 
 
 def test_auto_is_numba_on_the_cpu() -> None:
-    losses = [starseq.stc_loss(**GOOD, backend=backend) for backend in ("auto", "numba")]
+    losses = [published_loss(**GOOD, backend=backend) for backend in ("auto", "numba")]
     assert torch.equal(*losses)
 
 
@@ -184,7 +178,7 @@ def test_a_bad_label_that_nobody_checked_is_impossible(backend: str, label: int)
     for y in (targets, torch.tensor([[1, 2], [3, 3]])):
         x = logits.clone().requires_grad_()
         loss, inserted = score(
-            x, y, *lengths, penalty, Setting("stc", "leftmost", 0, True, backend), batch_first=True, validate=False,
+            x, y, *lengths, penalty, Setting("stc", False, 0, True, backend), batch_first=True, validate=False,
             inserted=True, reduction="none", zero_infinity=False,
         )  # fmt: skip
         results.append((loss.detach(), torch.autograd.grad(loss.sum(), x)[0], inserted))

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import brute_force, cases
-from tests.cases import BACKENDS, CRITERIA, FAST, MATCHINGS, RUNGS, assert_same, few, loss_of, run, truth
+from tests.cases import BACKENDS, CRITERIA, FAST, RUNGS, assert_same, few, loss_of, run, truth
 
 VECTORS = [
     pytest.param(stem, case, id=f"{stem}: {case['name']}")
-    for stem in ("ctc", "selfless_ctc", "stc", "stc_all", "stc_gaps")
+    for stem in ("ctc", "selfless_ctc", "stc", "stc_gaps")
     for case in brute_force.read_vectors(stem)
 ]
 
@@ -33,7 +33,7 @@ def test_against_brute_force(
 @pytest.mark.parametrize(("stem", "case"), VECTORS)
 def test_published_vectors(backend: str, dtype: torch.dtype, stem: str, case: dict[str, Any]) -> None:
     # Not through `cases`: the published files are read as a stranger would.
-    criterion = "stc" if stem.startswith("stc") else stem
+    criterion = "published_stc" if stem.startswith("stc") else stem
     logits = (
         torch.tensor(case["logits"], dtype=torch.float64)
         .reshape(case["shape"])
@@ -42,9 +42,9 @@ def test_published_vectors(backend: str, dtype: torch.dtype, stem: str, case: di
     )
     target = torch.tensor(case["target"], dtype=torch.int64, device=logits.device)
     star = {}
-    if criterion == "stc":
+    if criterion == "published_stc":
         penalty = torch.tensor(case["log_penalty"], dtype=torch.float64, device=logits.device)
-        star = {"penalty": penalty, "matching": case["matching"], "return_inserted": True}
+        star = {"penalty": penalty, "return_inserted": True}
     loss = loss_of(criterion)(
         logits, target, (len(logits),), (len(target),), blank=case["blank"], reduction="none", backend=backend, **star
     )
@@ -71,15 +71,10 @@ SHAPES = {
 
 @pytest.mark.parametrize("criterion", CRITERIA)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("matching", MATCHINGS)
 @pytest.mark.parametrize("dtype", cases.TOLERANCES)
 @pytest.mark.parametrize("backend", [name for name in FAST if name != "torch"])
-def test_larger_shapes_against_torch(
-    criterion: str, shape: str, matching: str, dtype: torch.dtype, backend: str
-) -> None:
-    if criterion != "stc" and matching == "all":
-        pytest.skip("matching is the star's")
-    batch = cases.random_batch(**SHAPES[shape], blank=3, matching=matching)
+def test_larger_shapes_against_torch(criterion: str, shape: str, dtype: torch.dtype, backend: str) -> None:
+    batch = cases.random_batch(**SHAPES[shape], blank=3)
     assert_same(run(criterion, batch, backend, dtype), run(criterion, batch, "torch"), dtype)
 
 
@@ -97,21 +92,24 @@ def test_labels_at_the_borders_of_blocks(backend: str, label: int) -> None:
     batch = cases.batch_of([logits], [[label]], -1.0, blank=7)
     P, p = 1 / 1300, math.exp(-1.0)
     stay_before, stay_after = P + p * 1298 * P, P + p * 1299 * P
-    assert run("stc", batch, backend).loss.item() == pytest.approx(-math.log(P * (stay_before + stay_after)), abs=1e-7)
+    assert run("published_stc", batch, backend).loss.item() == pytest.approx(
+        -math.log(P * (stay_before + stay_after)), abs=1e-7
+    )
 
 
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("normalized", [True, False])
-@pytest.mark.parametrize("matching", MATCHINGS)
-def test_gradcheck_stc(backend: str, normalized: bool, matching: str) -> None:
+def test_gradcheck_stc(backend: str, normalized: bool) -> None:
     batch = cases.random_batch(T=4, B=2, V=3, U=2, blank=1, extra=0)
     U = max(batch.target_lengths)
     options: dict[str, Any] = {
-        "blank": 1, "normalized": normalized, "matching": matching, "backend": backend, "reduction": "none"
+        "blank": 1, "normalized": normalized, "backend": backend, "reduction": "none"
     }  # fmt: skip
 
     def loss(logits: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
-        return loss_of("stc")(logits, targets, batch.input_lengths, batch.target_lengths, penalty=penalty, **options)
+        return loss_of("published_stc")(
+            logits, targets, batch.input_lengths, batch.target_lengths, penalty=penalty, **options
+        )
 
     logits = batch.logits.nan_to_num(nan=0.5).requires_grad_()
     targets = batch.targets.clamp(max=2)
@@ -149,6 +147,6 @@ def test_gradcheck_between_closed_gaps(backend: str) -> None:
 
     def loss(x: torch.Tensor, gaps: torch.Tensor) -> torch.Tensor:
         penalty = torch.cat([gaps[:1], closed, gaps[1:]])[None]
-        return loss_of("stc")(x, torch.tensor([[1, 2]]), (5,), (2,), penalty=penalty, backend=backend)
+        return loss_of("published_stc")(x, torch.tensor([[1, 2]]), (5,), (2,), penalty=penalty, backend=backend)
 
     assert torch.autograd.gradcheck(loss, (logits, open_gaps))

@@ -1,4 +1,4 @@
-"""STC whose tokens last: the ladder of truth, and what it is at its ends."""
+"""STC with merged repeats: the ladder of truth, and what it is at its ends."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import brute_force, cases
-from tests.cases import BACKENDS, CLOSED, FAST, HALF, MATCHINGS, RUNGS, assert_same, few, run, truth
+from tests.cases import BACKENDS, CLOSED, FAST, HALF, RUNGS, assert_same, few, merged_loss, published_loss, run, truth
 from tests.test_loss_ladder import SHAPES
 
 import starseq
 
-NAME = "lasting_stc"
+NAME = "stc"
 
 
 @pytest.mark.parametrize(("backend", "dtype"), RUNGS)
@@ -26,13 +26,13 @@ def test_against_brute_force(backend: str, dtype: torch.dtype, batch: cases.Batc
 
 
 @pytest.mark.parametrize(("backend", "dtype"), RUNGS)
-@pytest.mark.parametrize("case", brute_force.read_vectors(NAME), ids=lambda case: case["name"])
+@pytest.mark.parametrize("case", brute_force.read_vectors("stc_merged"), ids=lambda case: case["name"])
 def test_published_vectors(backend: str, dtype: torch.dtype, case: dict[str, Any]) -> None:
     logits = torch.tensor(case["logits"], dtype=torch.float64).reshape(case["shape"])
     logits = logits.to(BACKENDS[backend], dtype).requires_grad_()
-    loss, inserted = starseq.lasting_stc_loss(
+    loss, inserted = merged_loss(
         logits, torch.tensor(case["target"], dtype=torch.int64), (len(logits),), (len(case["target"]),),
-        penalty=torch.tensor(case["log_penalty"], dtype=torch.float64), matching=case["matching"], blank=case["blank"],
+        penalty=torch.tensor(case["log_penalty"], dtype=torch.float64), blank=case["blank"],
         reduction="none", return_inserted=True, backend=backend,
     )  # fmt: skip
     (grad,) = torch.autograd.grad(loss, logits)
@@ -44,11 +44,10 @@ def test_published_vectors(backend: str, dtype: torch.dtype, case: dict[str, Any
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("matching", MATCHINGS)
 @pytest.mark.parametrize("dtype", cases.TOLERANCES)
 @pytest.mark.parametrize("backend", [name for name in FAST if name != "torch"])
-def test_larger_shapes_against_torch(shape: str, matching: str, dtype: torch.dtype, backend: str) -> None:
-    batch = cases.random_batch(**SHAPES[shape], blank=3, matching=matching)
+def test_larger_shapes_against_torch(shape: str, dtype: torch.dtype, backend: str) -> None:
+    batch = cases.random_batch(**SHAPES[shape], blank=3)
     assert_same(run(NAME, batch, backend, dtype), run(NAME, batch, "torch"), dtype)
 
 
@@ -58,15 +57,14 @@ def test_larger_shapes_torch_against_wfst() -> None:
 
 
 @pytest.mark.parametrize("backend", FAST)
-@pytest.mark.parametrize("matching", MATCHINGS)
-def test_gradcheck(backend: str, matching: str) -> None:
+def test_gradcheck(backend: str) -> None:
     batch = cases.random_batch(T=5, B=2, V=3, U=2, blank=1, extra=0)
     logits = batch.logits.nan_to_num(nan=0.5).requires_grad_()
     targets = batch.targets.clamp(max=2)
 
     def loss(x: torch.Tensor, penalty: torch.Tensor) -> Any:
-        return starseq.lasting_stc_loss(
-            x, targets, batch.input_lengths, batch.target_lengths, penalty=penalty, blank=1, matching=matching,
+        return merged_loss(
+            x, targets, batch.input_lengths, batch.target_lengths, penalty=penalty, blank=1,
             reduction="none", backend=backend,
         )  # fmt: skip
 
@@ -92,7 +90,9 @@ def test_an_inserted_token_pays_once_however_long_it_lasts(backend: str) -> None
     assert result.loss.item() == pytest.approx(-HALF, abs=1e-9)
     assert result.inserted is not None
     assert result.inserted[0, :2].tolist() == pytest.approx([1.0, 0.0], abs=1e-9)
-    assert run("stc", batch, backend).loss.item() == pytest.approx(-4 * HALF, abs=0.01)  # for each frame too many
+    assert run("published_stc", batch, backend).loss.item() == pytest.approx(
+        -4 * HALF, abs=0.01
+    )  # for each frame too many
 
 
 @pytest.mark.parametrize("backend", FAST)
@@ -100,7 +100,7 @@ def test_insertions_are_the_slope_of_the_penalty(backend: str) -> None:
     batch = cases.random_batch(T=12, B=3, V=5, U=4)
     penalty = batch.penalty.nan_to_num(nan=-1.0).requires_grad_()
     logits = batch.logits.nan_to_num(nan=0.0)
-    loss, inserted = starseq.lasting_stc_loss(
+    loss, inserted = merged_loss(
         logits, batch.targets.clamp(1, 4), batch.input_lengths, batch.target_lengths, penalty=penalty, reduction="sum",
         return_inserted=True, backend=backend,
     )  # fmt: skip
@@ -114,20 +114,20 @@ def test_without_an_alignment(backend: str) -> None:
     """Two equal labels need a frame between them."""
     logits = torch.zeros(2, 1, 3, requires_grad=True)
     arguments = torch.tensor([[1, 1]]), (2,), (2,)
-    loss = starseq.lasting_stc_loss(logits, *arguments, backend=backend, reduction="sum")
+    loss = merged_loss(logits, *arguments, backend=backend, reduction="sum")
     assert loss.item() == math.inf
-    assert starseq.stc_loss(logits, *arguments, backend=backend, reduction="sum").isfinite()
-    zero = starseq.LastingSTCLoss(zero_infinity=True, reduction="sum", backend=backend)(logits, *arguments)
+    assert not torch.autograd.grad(loss, logits)[0].any()
+    assert published_loss(logits, *arguments, backend=backend, reduction="sum").isfinite()
+    zero = starseq.STCLoss(penalty=HALF, zero_infinity=True, reduction="sum", backend=backend)(logits, *arguments)
     (grad,) = torch.autograd.grad(zero, logits)
     assert (zero.item(), grad.abs().sum().item()) == (0, 0)
 
 
 @pytest.mark.parametrize("dtype", cases.TOLERANCES)
-@pytest.mark.parametrize("matching", MATCHINGS)
 @pytest.mark.parametrize("backend", [name for name in FAST if name != "torch"])
-def test_states_of_which_only_some_frames_are_kept(backend: str, matching: str, dtype: torch.dtype) -> None:
+def test_states_of_which_only_some_frames_are_kept(backend: str, dtype: torch.dtype) -> None:
     """130 frames of 61 rows of 40 tokens are more than are kept."""
-    batch = cases.random_batch(T=130, B=2, V=40, U=60, blank=3, matching=matching)
+    batch = cases.random_batch(T=130, B=2, V=40, U=60, blank=3)
     batch.penalty[0, 5:50:7] = CLOSED
     assert_same(run(NAME, batch, backend, dtype), run(NAME, batch, "torch"), dtype)
 
@@ -147,19 +147,17 @@ def test_probabilities_far_apart(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", FAST)
-@pytest.mark.parametrize("matching", MATCHINGS)
-def test_without_a_gradient(backend: str, matching: str) -> None:
+def test_without_a_gradient(backend: str) -> None:
     """The loss, or the loss with its insertions, are the same without what the gradient needs."""
     shapes = cases.random_batch(T=20, B=4, V=6, U=9), cases.batch_of([torch.zeros(0, 3)], [[]]), far_apart()
     for batch in shapes:
-        batch = cases.replace(batch, matching=matching)
         expected = run(NAME, batch, "torch")
 
         @torch.no_grad()
         def loss(batch: cases.Batch = batch, **options: bool) -> Any:
-            return starseq.lasting_stc_loss(
+            return merged_loss(
                 batch.logits, batch.targets, batch.input_lengths, batch.target_lengths, penalty=batch.penalty,
-                matching=matching, reduction="none", backend=backend, **options,
+                reduction="none", backend=backend, **options,
             )  # fmt: skip
 
         torch.testing.assert_close(loss(), expected.loss, **cases.TOLERANCES[torch.float64])
@@ -189,7 +187,7 @@ def test_a_price_that_nobody_pays_closes_no_gap(penalty: float) -> None:
 @pytest.mark.parametrize("backend", FAST)
 def test_nan_among_too_few_frames(backend: str) -> None:
     logits = torch.full((1, 1, 3), math.nan)
-    loss = starseq.lasting_stc_loss(logits, torch.tensor([[1, 1]]), (1,), (2,), backend=backend, zero_infinity=True)
+    loss = merged_loss(logits, torch.tensor([[1, 1]]), (1,), (2,), backend=backend, zero_infinity=True)
     assert loss.isnan()
 
 
@@ -202,7 +200,7 @@ def test_half_precisions(backend: str, dtype: torch.dtype) -> None:
     gradients = []
     for x in (logits.double(), logits):
         x = x.detach().requires_grad_()
-        loss = starseq.lasting_stc_loss(x, *arguments, backend=backend)
+        loss = merged_loss(x, *arguments, backend=backend)
         loss.backward()
         gradients.append((loss.detach().double(), x.grad.double()))
     assert loss.dtype == torch.float32
@@ -215,7 +213,7 @@ def test_compiled(inserted: bool) -> None:
     targets, results = batch.targets, []
 
     def loss(x: torch.Tensor) -> Any:
-        return starseq.lasting_stc_loss(x, targets, batch.input_lengths, batch.target_lengths, return_inserted=inserted)
+        return merged_loss(x, targets, batch.input_lengths, batch.target_lengths, return_inserted=inserted)
 
     for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
         logits = batch.logits.nan_to_num(nan=0.0).requires_grad_()

@@ -1,4 +1,4 @@
-"""What is the star's alone: both matchings, gaps, and the insertions, against their definitions."""
+"""What is the star's alone: gaps and the insertions, against their definitions."""
 
 from __future__ import annotations
 
@@ -8,42 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 from tests import brute_force, cases
-from tests.cases import BACKENDS, CLOSED, FAST, HALF, batch_of, few, run
-
-import starseq
+from tests.cases import BACKENDS, CLOSED, FAST, HALF, batch_of, few, published_loss, run
 
 P = math.exp(HALF)
-
-
-@pytest.mark.parametrize("backend", FAST)
-@few
-@given(batch=cases.batches(longest=5, most_alignments=250), drop=st.sampled_from([0.125, 0.5, 0.9]))
-def test_matching_all_is_the_exact_likelihood_of_dropping(backend: str, batch: cases.Batch, drop: float) -> None:
-    """If tokens are lost with probability d, then p = d, times (1 - d)^U, is the likelihood; leftmost a lower bound."""
-    penalty = torch.full_like(batch.penalty, math.log(drop))
-    kept = torch.tensor([(1 - drop) ** U for U in batch.target_lengths], dtype=torch.float64)
-    every, leftmost = (
-        kept * run("stc", replace(batch, penalty=penalty, matching=matching, normalized=True), backend).loss.neg().exp()
-        for matching in ("all", "leftmost")
-    )
-    exact = [
-        brute_force.drop_likelihood(brute_force.log_softmax(frames), target, drop, batch.blank)
-        for frames, target, _ in batch.utterances()
-    ]
-    torch.testing.assert_close(every, torch.tensor(exact, dtype=torch.float64), **cases.TOLERANCES[torch.float64])
-    assert (leftmost <= every * (1 + 1e-12)).all()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_matching_all_counts_every_embedding(backend: str) -> None:
-    """The tokens are 1 1 1 for certain: 1 1 embeds in three ways, and is matched leftmost in one."""
-    frames = [[-math.inf, 0.0]] * 3
-    for matching, ways in (("leftmost", 1), ("all", 3)):
-        result = run("stc", batch_of([frames], [[1, 1]], matching=matching), backend)
-        assert result.loss.item() == pytest.approx(-math.log(ways * P))
-        assert result.inserted.sum().item() == pytest.approx(1.0)
 
 
 # --- gaps -------------------------------------------------------------------------------------------------------------
@@ -75,7 +43,7 @@ READINGS = {
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_closed_gaps(backend: str, name: str) -> None:
     target, gaps, tokens, weight = READINGS[name]
-    loss = run("stc", batch_of([certain(*tokens)], [target], [gaps]), backend).loss.item()
+    loss = run("published_stc", batch_of([certain(*tokens)], [target], [gaps]), backend).loss.item()
     assert loss == (pytest.approx(-math.log(weight)) if weight else math.inf)
 
 
@@ -84,8 +52,8 @@ def test_closed_gaps(backend: str, name: str) -> None:
 def test_every_reading_counts_once_unless_an_inner_block_is_closed(batch: cases.Batch) -> None:
     """The exception that DESIGN.md and the docstrings name is the only one."""
     gaps = torch.where(batch.penalty.isnan() | (batch.penalty == CLOSED), batch.penalty, HALF)  # one penalty for all
-    batch = replace(batch, penalty=gaps, matching="leftmost", normalized=True)
-    losses = run("stc", batch, "numba").loss.tolist()
+    batch = replace(batch, penalty=gaps, normalized=True)
+    losses = run("published_stc", batch, "numba").loss.tolist()
     for loss, (frames, target, penalty) in zip(losses, batch.utterances(), strict=True):
         once = brute_force.distinct_readings(brute_force.log_softmax(frames), target, penalty, batch.blank)
         if _has_inner_block(penalty):
@@ -103,22 +71,23 @@ def _has_inner_block(penalty: list[float]) -> bool:
 # --- insertions -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("matching", cases.MATCHINGS)
 @pytest.mark.parametrize("backend", FAST)
-def test_inserted_is_the_derivative_by_the_penalty(backend: str, matching: str) -> None:
-    batch = cases.random_batch(T=9, B=2, V=5, U=3, matching=matching, extra=0)
-    inserted, step = run("stc", batch, backend).inserted, 1e-5
+def test_inserted_is_the_derivative_by_the_penalty(backend: str) -> None:
+    batch = cases.random_batch(T=9, B=2, V=5, U=3, extra=0)
+    inserted, step = run("published_stc", batch, backend).inserted, 1e-5
     for b, l in [(0, 0), (0, 1), (0, 3), (1, 0), (1, batch.target_lengths[1])]:
         moved = torch.zeros_like(batch.penalty)
         moved[b, l] = step
-        above, below = (run("stc", replace(batch, penalty=batch.penalty + d), backend).loss[b] for d in (moved, -moved))
+        above, below = (
+            run("published_stc", replace(batch, penalty=batch.penalty + d), backend).loss[b] for d in (moved, -moved)
+        )
         assert inserted[b, l].item() == pytest.approx((below - above).item() / (2 * step), rel=1e-7)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_inserted_counts_tokens(backend: str) -> None:
     """3 1 3 3 2 for certain: one token before the 1, two before the 2, none after it."""
-    result = run("stc", batch_of([certain(3, 1, 0, 3, 3, 2)], [[1, 2]]), backend)
+    result = run("published_stc", batch_of([certain(3, 1, 0, 3, 3, 2)], [[1, 2]]), backend)
     torch.testing.assert_close(result.inserted[0, :3], torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64))
 
 
@@ -126,8 +95,8 @@ def test_inserted_counts_tokens(backend: str) -> None:
 def test_asking_for_insertions_changes_nothing_else(backend: str) -> None:
     logits = torch.randn(9, 2, 5, generator=torch.Generator().manual_seed(0))
     arguments = (logits, torch.tensor([[1, 2], [3, 0]]), (9, 8), (2, 1))
-    loss, inserted = starseq.stc_loss(*arguments, return_inserted=True, backend=backend)  # without any gradient
-    assert loss == starseq.stc_loss(*arguments, backend=backend)
+    loss, inserted = published_loss(*arguments, return_inserted=True, backend=backend)  # without any gradient
+    assert loss == published_loss(*arguments, backend=backend)
     assert inserted.shape == (2, 3)
     assert inserted.dtype == loss.dtype
     assert not inserted.requires_grad

@@ -16,8 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from starseq import AdaptivePenalty, InsertionPenalty, stc_loss
+from starseq import AdaptivePenalty, InsertionPenalty
 from starseq.penalty import find_read
+
+
+def schedule(p0: float = 0.5) -> InsertionPenalty:
+    return InsertionPenalty(p0, p_max=0.9, half_life=10_000)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +45,7 @@ def test_the_schedule_moves_at_every_step_in_its_later_half() -> None:
 
 
 def test_calling_with_a_step_is_pure() -> None:
-    penalty = InsertionPenalty()
+    penalty = schedule()
     before = penalty()
     assert torch.equal(penalty(torch.tensor(500)), penalty(500))
     assert penalty(500) > before
@@ -63,7 +67,7 @@ def test_advance_is_one_optimiser_step() -> None:
 
 def test_the_values_given_out_do_not_change_later() -> None:
     """What the loss saved for its backward must be what it was called with."""
-    penalty = InsertionPenalty()
+    penalty = schedule()
     first = penalty()
     kept = first.clone()
     penalty.advance()
@@ -85,19 +89,19 @@ def test_a_resumed_run_goes_on() -> None:
 
 
 def test_a_model_carries_its_state_and_its_dtype_does_not_matter() -> None:
-    model = torch.nn.ModuleDict({"layer": torch.nn.Linear(2, 2), "penalty": InsertionPenalty()})
+    model = torch.nn.ModuleDict({"layer": torch.nn.Linear(2, 2), "penalty": schedule()})
     for _ in range(3):
         model["penalty"].advance()
     assert model.state_dict()["penalty.step"] == 3
     model.to(torch.bfloat16)  # floats only: a step counted in bfloat16 would stop at 256
     assert model["penalty"].step.dtype == torch.int64
-    assert torch.equal(model["penalty"](), InsertionPenalty()(3))
+    assert torch.equal(model["penalty"](), schedule()(3))
     assert not list(model["penalty"].parameters())
 
 
 def test_device() -> None:
-    assert InsertionPenalty().to("meta")().device.type == "meta"
-    assert InsertionPenalty().to("meta")(3).device.type == "meta"
+    assert schedule().to("meta")().device.type == "meta"
+    assert schedule().to("meta")(3).device.type == "meta"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +119,7 @@ def test_device() -> None:
 )
 def test_bad_arguments(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011, the whole message is compared
-        InsertionPenalty(**arguments)
+        InsertionPenalty(**{"p0": 0.5, "p_max": 0.9, "half_life": 9, **arguments})
     assert str(error.value) == message
 
 
@@ -225,208 +229,14 @@ def test_it_finds_the_share_that_is_missing_from_above_and_from_below(p0: float,
         assert penalty().exp().item() == pytest.approx(max(missing, penalty.p_min), abs=0.03)
 
 
-@pytest.mark.parametrize(("root", "power"), [(None, 1 / 2), (1, 1), (3, 1 / 3)])
-@pytest.mark.parametrize("missing", [0.0, 0.25, 0.75])
-def test_with_a_length_it_rises_to_the_root_of_that_share(missing: float, root: float | None, power: float) -> None:
-    penalty = AdaptivePenalty(rate=0.5, window=1, steps=40, root=root)
-    labels = torch.tensor([[1, 2, 3, 4][: 4 - int(4 * missing)]])
-    batch = (one_hot([[1, 2, 3, 4]], 5), labels, torch.tensor([4]), torch.tensor([labels.shape[1]]))
-    share, seen = max(missing, penalty.p_min), []
-    for _ in range(80):
-        penalty.observe(*batch, batch_first=True)
-        penalty.advance()
-        seen.append(penalty().exp().item())
-    for step in (20, 30, 39, 60, 79):
-        assert seen[step] == pytest.approx(share ** (1 - min(1, step / 40) * (1 - power)), rel=1e-6), step
-
-
-def test_what_it_counts_by_token() -> None:
-    """Token 2 twice and once, its label once; 3 is a label that is not read; tokens are told apart modulo 1024."""
-    penalty = AdaptivePenalty(token_quantile=0.75)
-    logits = one_hot([[2, 2, 0, 2, 1029, 0, 0]], 1030)
-    penalty.observe(logits, torch.tensor([[2, 1029, 3, -9]]), torch.tensor([7]), torch.tensor([3]), batch_first=True)
-    read, known = penalty.upcoming[4:].view(2, 1024)
-    assert penalty.upcoming[:4].tolist() == [2, 3, 3, 2]
-    assert {v: n for v, n in enumerate(read.tolist()) if n} == {2: 2, 5: 1}
-    assert {v: n for v, n in enumerate(known.tolist()) if n} == {2: 1, 5: 1, 3: 1}
-
-
-@pytest.mark.parametrize(
-    ("missing", "expected"),
-    [((0.1, 0.4, 0.7), 0.7), ((0.5, 0.5, 0.5), 0.5), ((0.1, 0.1, 0.1), 0.1), ((0.0, 0.0, 0.9), 0.6)],
-)
-@pytest.mark.parametrize("p0", [0.05, 0.9])
-@pytest.mark.parametrize(
-    ("steps", "root", "power"),
-    [(None, None, 0.5), (20, None, 0.5), (10**9, None, 1.0), (None, 3, 1 / 3), (20, 3, 1 / 3), (10**9, 3, 1.0)],
-)
-def test_with_a_quantile_it_is_the_root_of_what_most_tokens_lack_and_that_itself_as_long_as_training_is_young(
-    missing: tuple[float, ...], expected: float, p0: float, steps: int | None, root: float | None, power: float
-) -> None:
-    generator, shares = torch.Generator().manual_seed(0), torch.tensor(missing).repeat(10)
-    penalty = AdaptivePenalty(p0=p0, rate=0.1, window=100, token_quantile=0.75, steps=steps, root=root)
-    for _ in range(200):
-        text = torch.randint(0, 30, (400,), generator=generator)
-        labels = 1 + text[torch.rand(400, generator=generator) >= shares[text]]
-        frames = torch.stack((1 + text, torch.zeros_like(text)), dim=1).reshape(-1)
-        lengths = torch.tensor([len(frames)]), torch.tensor([len(labels)])
-        penalty.observe(one_hot([frames.tolist()], 31), labels[None], *lengths, batch_first=True)
-        penalty.advance()
-    assert penalty().exp().item() == pytest.approx(expected**power, abs=0.03)
-
-
-def test_with_a_quantile_a_token_that_is_seldom_read_counts_as_the_others_do() -> None:
-    """One is read once and never labelled, as a misreading is: alone it says nothing."""
-    penalty = AdaptivePenalty(rate=0.5, window=1, token_quantile=0.9995)
-    reading = [1, 2] * 500 + [3]
-    labels = torch.tensor([[1, 2] * 250])
-    for _ in range(60):
-        batch = (one_hot([reading], 4), labels, torch.tensor([len(reading)]), torch.tensor([500]))
-        penalty.observe(*batch, batch_first=True)
-        penalty.advance()
-    assert penalty().exp().item() == pytest.approx(0.5**0.5, abs=0.02)
-
-
-def test_with_a_quantile_misreadings_are_no_missing_labels() -> None:
-    """Nothing is missing, but a third of the tokens is taken for token 1: of its readings few have a label."""
-    penalty = AdaptivePenalty(rate=0.5, window=1, token_quantile=0.75)
-    text = list(range(1, 31))
-    frames = [token for v in text for token in (1 if v % 3 == 0 else v, 0)]
-    batch = (one_hot([frames], 31), torch.tensor([text]), torch.tensor([60]), torch.tensor([30]))
-    for _ in range(60):
-        penalty.observe(*batch, batch_first=True)
-        penalty.advance()
-    right = (2 / 3) ** 2
-    assert penalty().exp().item() == pytest.approx(penalty.p_min ** (1 - right / 2), rel=1e-6)
-
-
-@pytest.mark.parametrize("steps", [None, 1, 120])
-@pytest.mark.parametrize("right", [0, 1, 3, 4])
-def test_with_a_quantile_it_goes_to_the_root_as_labels_are_read_right_or_with_the_steps(
-    right: int, steps: int | None
-) -> None:
-    """Half of eight tokens have labels, four; something else is read in the place of some of these."""
-    penalty = AdaptivePenalty(rate=0.5, window=1, token_quantile=0.75, steps=steps)
-    frames = [*range(1, right + 1), *range(11, 15 - right), *range(5, 9)]
-    batch = (one_hot([frames], 15), torch.tensor([[1, 2, 3, 4]]), torch.tensor([8]), torch.tensor([4]))
-    batch[0][0, range(right, 4), range(right + 1, 5)] = 8.9  # so that the label has its place there
-    for _ in range(60):
-        penalty.observe(*batch, batch_first=True)
-        penalty.advance()
-    g = (right / 4) ** 2
-    # (A token that is read so seldom lacks what all together do, a half, nearly.)
-    way = g if steps is None else min(1, 59 / steps)
-    assert penalty().exp().item() == pytest.approx(0.5 ** (1 - way / 2), abs=0.03)
-
-
-def test_a_batch_without_any_label_counts_what_is_read_by_token_too() -> None:
-    logits, lengths = one_hot([[1, 0, 2, 2]], 4), (torch.tensor([4]), torch.tensor([0]))
-    none, one = AdaptivePenalty(token_quantile=0.75), AdaptivePenalty(token_quantile=0.75)
-    none.observe(logits, torch.zeros(1, 0, dtype=torch.long), *lengths, batch_first=True)
-    one.observe(logits, torch.tensor([[3]]), *lengths, batch_first=True)
-    assert torch.equal(none.upcoming, one.upcoming)
-    assert none.upcoming[4:].sum() == 2
-
-
-@pytest.mark.parametrize("quantile", [None, 0.75])
-def test_a_model_that_reads_nothing_gets_all_the_freedom(quantile: float | None) -> None:
-    penalty = AdaptivePenalty(p0=0.1, token_quantile=quantile)
+def test_a_model_that_reads_nothing_gets_all_the_freedom() -> None:
+    penalty = AdaptivePenalty(p0=0.1)
     for _ in range(700):
         penalty.observe(
             one_hot([[0, 0, 0]], 4), torch.tensor([[1]]), torch.tensor([3]), torch.tensor([1]), batch_first=True
         )
         penalty.advance()
     assert penalty().exp().item() == pytest.approx(penalty.p_max)
-
-
-# --- the adaptive rule for all embeddings -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("missing", [0.0, 0.25, 0.5, 0.75])
-def test_above_a_bound_all_embeddings_favour_a_model_that_shows_every_token_twice(missing: float) -> None:
-    """What the rule is built on: 2^(d - 1)."""
-    text = torch.arange(1, 41)
-    labels = text[: 40 - int(40 * missing)][None]
-    lengths = torch.tensor([labels.shape[1]])
-
-    def loss(repeats: int, p: float) -> float:
-        logits = one_hot([text.repeat_interleave(repeats).tolist()], 41, sure=60.0)
-        frames = torch.tensor([logits.shape[1]])
-        return stc_loss(logits, labels, frames, lengths, penalty=math.log(p), matching="all", batch_first=True).item()
-
-    bound = 2 ** (missing - 1)
-    assert loss(1, 0.97 * bound) < loss(2, 0.97 * bound)
-    assert loss(1, 1.03 * bound) > loss(2, 1.03 * bound)
-
-
-@pytest.mark.parametrize("missing", [0.0, 0.3, 0.5, 0.7, 0.9])
-def test_for_all_embeddings_it_goes_to_the_middle_of_the_missing_share_and_the_bound(missing: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    for p0, repeats in ((None, 1), (0.05, 1), (0.95, 2)):
-        penalty = AdaptivePenalty(p0=p0, rate=0.1, window=20, matching="all")
-        if p0 is None:
-            assert penalty().exp().item() == pytest.approx(0.5)
-        for _ in range(100):
-            text = torch.randint(1, 30, (200,), generator=generator)
-            labels = text[torch.rand(200, generator=generator) >= missing]
-            frames = torch.stack((*[text] * repeats, torch.zeros_like(text)), dim=1).reshape(-1)
-            lengths = torch.tensor([len(frames)]), torch.tensor([len(labels)])
-            penalty.observe(one_hot([frames.tolist()], 30), labels[None], *lengths, batch_first=True)
-            penalty.advance()
-        share = max(missing, penalty.p_min)
-        assert penalty().exp().item() == pytest.approx(math.sqrt(share * 2 ** (share - 1)), abs=0.02)
-        assert penalty().exp().item() < 2 ** (share - 1)
-
-
-@pytest.mark.parametrize("read", [0, 2])
-def test_for_all_embeddings_it_goes_there_as_labels_are_read(read: int) -> None:
-    """Of four labels so many are read, and nothing else: as if as many tokens without label were not read either."""
-    penalty = AdaptivePenalty(rate=0.5, window=1, matching="all")
-    readings = [[1, 2][:read] + [0] * (6 - read)]
-    for _ in range(40):
-        batch = one_hot(readings, 5), torch.tensor([[1, 2, 3, 4]]), torch.tensor([6]), torch.tensor([4])
-        penalty.observe(*batch, batch_first=True)
-        penalty.advance()
-    middle = torch.tensor(0.5 * 2**-0.5).sqrt()
-    p = torch.sigmoid((read / 4) ** 2 * torch.logit(middle)).item()
-    assert penalty().exp().item() == pytest.approx(p, rel=1e-5)
-
-
-def test_for_all_embeddings_it_counts_what_comes_after_the_same() -> None:
-    """Read 1 1 | 2 2 . 2 | 3 1, where the second 1 lasts and a blank parts the 2s; 5 at the end is behind the length."""
-    penalty = AdaptivePenalty(matching="all")
-    readings = one_hot([[1, 1, 2, 2, 0, 2, 3, 1, 5, 0, 5], [4, 0, 4, 0, 4, 0, 0, 0, 0, 0, 0]], 6)
-    # The last label of the first is padding, and three of the second.
-    targets = torch.tensor([[2, 2, 1, 1], [4, 1, 1, 1]])
-    penalty.observe(readings, targets, torch.tensor([8, 6]), torch.tensor([3, 1]), batch_first=True)
-    assert penalty.upcoming.tolist() == [4, 8, 4, 3, 1]
-    none = AdaptivePenalty(matching="all")
-    none.observe(
-        one_hot([[1]], 3), torch.zeros(1, 0, dtype=torch.int64), torch.tensor([1]), torch.tensor([0]), batch_first=True
-    )
-    assert none.upcoming.tolist() == [0, 1, 0, 0, 0]
-    pathless = AdaptivePenalty(matching="all")
-    pathless.observe(one_hot([[1]], 3), torch.tensor([[2, 2]]), torch.tensor([1]), torch.tensor([2]), batch_first=True)
-    assert pathless.upcoming.tolist() == [0, 1, 0, 0, 0]
-
-
-@pytest.mark.parametrize("missing", [0.0, 0.3, 0.7])
-def test_for_all_embeddings_doubled_tokens_are_not_missing_labels(missing: float) -> None:
-    """Else a model that shows tokens twice, with a blank between, would raise p above the bound and be right to go on."""
-    generator = torch.Generator().manual_seed(0)
-    found = []
-    for times in (1, 2):
-        penalty = AdaptivePenalty(rate=0.1, window=50, matching="all")
-        for _ in range(200):
-            text = torch.randint(1, 11, (100,), generator=generator)  # ten tokens: each tenth follows itself
-            labels = text[torch.rand(100, generator=generator) >= missing]
-            frames = torch.stack((text, torch.zeros_like(text)), dim=1).repeat(1, times).reshape(-1)
-            lengths = torch.tensor([len(frames)]), torch.tensor([len(labels)])
-            penalty.observe(one_hot([frames.tolist()], 11), labels[None], *lengths, batch_first=True)
-            penalty.advance()
-        found.append(penalty().exp().item())
-    assert found[1] == pytest.approx(found[0], abs=0.04)
-    assert max(found) < 2 ** (max(missing, penalty.p_min) - 1)
 
 
 def test_it_moves_once_a_step_by_the_batches_of_the_step_together() -> None:
@@ -478,23 +288,8 @@ def test_nan_is_not_read() -> None:
         ({"threshold": 0.0}, "threshold: 0.0 is not a probability in (0, 1)"),
         ({"p0": 0.01}, "p0: 0.01 is not between p_min 0.02 and p_max 0.95"),
         ({"rate": 0.0}, "rate: 0.0 is not a positive number"),
-        ({"steps": 0}, "steps: 0 is not a positive number"),
         ({"window": math.inf}, "window: inf is not a number of steps"),
         ({"window": 0.5}, "window: 0.5 is not a number of steps"),
-        ({"token_quantile": 1.0}, "token_quantile: 1.0 is not a probability in (0, 1)"),
-        ({"matching": "any"}, "matching: 'any' is none of leftmost, all"),
-        (
-            {"matching": "all", "steps": 9},
-            'steps, token_quantile, root: these are for matching="leftmost"; "all" has a rule of its own',
-        ),
-        ({"root": 3}, "root: there is none without steps or token_quantile"),
-        ({"root": 0.5, "steps": 9}, "root: 0.5 is not a number from 1 up"),
-        (
-            {"matching": "all", "root": 3},
-            'steps, token_quantile, root: these are for matching="leftmost"; "all" has a rule of its own',
-        ),
-        ({"root": math.inf, "steps": 9}, "root: inf is not a number from 1 up"),
-        ({"root": math.nan, "steps": 9}, "root: nan is not a number from 1 up"),
         ({"blank": -1}, "blank: -1 is not a token"),
     ],
 )
@@ -526,9 +321,8 @@ def test_what_it_looks_at_is_checked_as_in_the_loss(changes: dict[str, Any], mes
     assert not penalty.upcoming.any()
 
 
-@pytest.mark.parametrize("matching", ["leftmost", "all"])
-def test_what_has_seen_nothing_stays(matching: str) -> None:
-    penalty = AdaptivePenalty(matching=matching)
+def test_what_has_seen_nothing_stays() -> None:
+    penalty = AdaptivePenalty()
     before = penalty()
     for _ in range(20):
         penalty.advance()
@@ -568,7 +362,7 @@ def test_two_processes_count_together(tmp_path: Path) -> None:
         assert all(torch.equal(value, state[name]) for name, value in alone.state_dict().items())
 
 
-@pytest.mark.parametrize("penalty", [lambda: InsertionPenalty(0.3), lambda: AdaptivePenalty(token_quantile=0.75)])
+@pytest.mark.parametrize("penalty", [lambda: schedule(0.3), AdaptivePenalty])
 def test_who_makes_modules_without_memory_can_set_them_to_their_beginning(penalty: Callable[[], Any]) -> None:
     """As transformers does: buffers that a checkpoint lacks come one by one, and hold anything."""
     with torch.device("meta"):

@@ -9,13 +9,16 @@ import random
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests import brute_force
-from tests.brute_force import HALF, INF, Result, ctc, distinct_readings, drop_likelihood, selfless_ctc, stc
+from tests.brute_force import HALF, INF, Result, ctc, distinct_readings, selfless_ctc
+
+stc = partial(brute_force.stc, merge_repeats=False)  # as published
 
 CLOSED = -INF
 
@@ -50,7 +53,7 @@ def test_every_file_is_there(vectors: dict[str, list[dict[str, Any]]]) -> None:
     assert sorted(vectors) == sorted(path.stem for path in brute_force.VECTORS.glob("*.json"))
 
 
-@pytest.mark.parametrize("stem", ["ctc", "selfless_ctc", "stc", "stc_all", "stc_gaps", "lasting_stc"])
+@pytest.mark.parametrize("stem", ["ctc", "selfless_ctc", "stc", "stc_gaps", "stc_merged"])
 def test_file_is_current(vectors: dict[str, list[dict[str, Any]]], stem: str) -> None:
     stored = brute_force.read_vectors(stem)
     assert [case["name"] for case in stored] == [case["name"] for case in vectors[stem]]
@@ -88,22 +91,20 @@ def likelihood(result: Result) -> float:
 
 
 @pytest.mark.parametrize(
-    ("log_probs", "target", "matching", "expected"),
+    ("log_probs", "target", "expected"),
     [
-        ([], [], "leftmost", 1.0),
-        (ONE_FRAME, [], "leftmost", B1 + P * (Y1 + X1)),  # 0.75
-        (ONE_FRAME, [1], "leftmost", Y1),  # 0.3
-        (TWO_FRAMES, [1, 2], "leftmost", Y1 * X2),  # 0.09
-        (TWO_FRAMES, [1, 1], "leftmost", Y1 * Y2),  # 0.18: no blank is needed between them
-        (TWO_FRAMES, [], "leftmost", (B1 + P * (Y1 + X1)) * (B2 + P * (Y2 + X2))),  # 0.75 * 0.55
+        ([], [], 1.0),
+        (ONE_FRAME, [], B1 + P * (Y1 + X1)),  # 0.75
+        (ONE_FRAME, [1], Y1),  # 0.3
+        (TWO_FRAMES, [1, 2], Y1 * X2),  # 0.09
+        (TWO_FRAMES, [1, 1], Y1 * Y2),  # 0.18: no blank is needed between them
+        (TWO_FRAMES, [], (B1 + P * (Y1 + X1)) * (B2 + P * (Y2 + X2))),  # 0.75 * 0.55
         # 1b, 11, 12 match frame 1, and what follows is inserted; b1, 21 match frame 2. 0.165 + 0.36
-        (TWO_FRAMES, [1], "leftmost", Y1 * (B2 + P * (Y2 + X2)) + (B1 + P * X1) * Y2),
-        # 11 counts a second time, as inserted and then matched. 0.165 + 0.45
-        (TWO_FRAMES, [1], "all", Y1 * (B2 + P * (Y2 + X2)) + (B1 + P * (Y1 + X1)) * Y2),
+        (TWO_FRAMES, [1], Y1 * (B2 + P * (Y2 + X2)) + (B1 + P * X1) * Y2),
     ],
 )
-def test_stc_by_hand(log_probs: list[list[float]], target: list[int], matching: Any, expected: float) -> None:
-    assert likelihood(stc(log_probs, target, math.log(P), matching=matching)) == pytest.approx(expected, rel=1e-14)
+def test_stc_by_hand(log_probs: list[list[float]], target: list[int], expected: float) -> None:
+    assert likelihood(stc(log_probs, target, math.log(P))) == pytest.approx(expected, rel=1e-14)
 
 
 def test_stc_posteriors_by_hand() -> None:
@@ -134,11 +135,9 @@ def test_ctc_by_hand() -> None:
 
 
 def test_count_of_alignments() -> None:
-    # At p = 1 and P = 1/3 each of the 27 strings of b, 1, 2 weighs 1/27. Without any 1 are 2^3, so 19 hold one;
-    # together they hold 27 ones, one a frame in a third of the strings.
+    # At p = 1 and P = 1/3 each of the 27 strings of b, 1, 2 weighs 1/27. Without any 1 are 2^3, so 19 hold one.
     uniform = [[-math.log(3)] * 3] * 3
     assert likelihood(stc(uniform, [1], 0.0)) == pytest.approx(19 / 27)
-    assert likelihood(stc(uniform, [1], 0.0, matching="all")) == pytest.approx(27 / 27)
 
 
 @pytest.mark.parametrize("target", [[1], [1, 2, 1], [1, 1, 1, 1]])
@@ -147,7 +146,7 @@ def test_infeasible_is_inf_with_zero_gradient(target: list[int]) -> None:
     log_probs = random_log_probs(T, V)
     zero = Result(INF, [[0.0] * V] * T, [0.0] * (len(target) + 1))
     assert ctc(log_probs, target) == selfless_ctc(log_probs, target) == zero
-    assert stc(log_probs, target, HALF) == stc(log_probs, target, HALF, matching="all") == zero
+    assert stc(log_probs, target, HALF) == brute_force.stc(log_probs, target, HALF) == zero
 
 
 # --- which readings count ---------------------------------------------------------------------------------------------
@@ -211,26 +210,10 @@ def test_penalty_of_the_wrong_length() -> None:
 
 
 @pytest.mark.parametrize("target", [[], [1], [2, 2], [1, 2, 1]])
-@pytest.mark.parametrize("matching", ["leftmost", "all"])
-def test_all_gaps_closed_is_selfless_ctc(target: list[int], matching: Any) -> None:
+def test_all_gaps_closed_is_ctc(target: list[int]) -> None:
     log_probs = random_log_probs(5, 3)
-    assert close(vars(stc(log_probs, target, CLOSED, matching=matching)), vars(selfless_ctc(log_probs, target)))
-
-
-@pytest.mark.parametrize("drop", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("target", [[], [1], [1, 1], [2, 1], [1, 2, 1]])
-def test_matching_all_is_the_exact_likelihood_of_dropping(target: list[int], drop: float) -> None:
-    log_probs = random_log_probs(5, 3)
-    exact, kept = drop_likelihood(log_probs, target, drop), (1 - drop) ** len(target)
-    assert kept * likelihood(stc(log_probs, target, math.log(drop), matching="all")) == pytest.approx(exact, rel=1e-13)
-    bound = kept * likelihood(stc(log_probs, target, math.log(drop)))
-    assert bound < exact if target else bound == pytest.approx(exact, rel=1e-13)
-
-
-def test_dropping_is_a_distribution_over_what_is_left() -> None:
-    log_probs = random_log_probs(3, 3)
-    targets = itertools.chain.from_iterable(itertools.product((1, 2), repeat=U) for U in range(4))
-    assert math.fsum(drop_likelihood(log_probs, target, 0.3) for target in targets) == pytest.approx(1.0, rel=1e-14)
+    assert close(vars(stc(log_probs, target, CLOSED)), vars(selfless_ctc(log_probs, target)))
+    assert close(vars(brute_force.stc(log_probs, target, CLOSED)), vars(ctc(log_probs, target)))
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
@@ -239,7 +222,7 @@ CRITERIA: dict[str, Callable[[list[list[float]], list[int]], Result]] = {
     "ctc": ctc,
     "selfless_ctc": selfless_ctc,
     "stc": lambda log_probs, target: stc(log_probs, target, HALF),
-    "stc_all": lambda log_probs, target: stc(log_probs, target, HALF, matching="all"),
+    "stc_merged": lambda log_probs, target: brute_force.stc(log_probs, target, HALF),
     "stc_gaps": lambda log_probs, target: stc(log_probs, target, [-0.2, CLOSED, -1.5]),
 }
 
@@ -267,12 +250,14 @@ def test_gradients_are_differences(name: str, target: list[int]) -> None:
     assert close(through_softmax, brute_force.grad_logits(log_probs, grad), 1e-9)
 
 
-@pytest.mark.parametrize("matching", ["leftmost", "all"])
+@pytest.mark.parametrize("merge_repeats", [True, False])
 @pytest.mark.parametrize("penalties", [[-0.2], [-0.2, -0.9], [-0.2, -0.9, -1.5], [-0.2, CLOSED, -1.5]])
-def test_inserted_is_the_derivative_by_the_penalty(penalties: list[float], matching: Any) -> None:
+def test_inserted_is_the_derivative_by_the_penalty(penalties: list[float], merge_repeats: bool) -> None:
     log_probs, target = random_log_probs(4, 3), [1, 1][: len(penalties) - 1]
-    inserted = stc(log_probs, target, penalties, matching=matching).inserted
-    (by_penalty,) = differences(lambda x: -stc(log_probs, target, x[0], matching=matching).loss, [penalties])
+    inserted = brute_force.stc(log_probs, target, penalties, merge_repeats=merge_repeats).inserted
+    (by_penalty,) = differences(
+        lambda x: -brute_force.stc(log_probs, target, x[0], merge_repeats=merge_repeats).loss, [penalties]
+    )
     assert close(by_penalty, inserted, 1e-9)
 
 

@@ -11,19 +11,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from starseq.lasting import onsets
     from starseq.loss import (
         CTCLoss,
-        LastingSTCLoss,
         SelflessCTCLoss,
         STCLoss,
         ctc_loss,
-        lasting_stc_loss,
         selfless_ctc_loss,
         stc_loss,
     )
     from starseq.penalty import AdaptivePenalty, InsertionPenalty
-    from starseq.sharpness import Sharpness
 
 __version__ = "0.1.0"
 
@@ -31,14 +27,10 @@ __all__ = [
     "AdaptivePenalty",
     "CTCLoss",
     "InsertionPenalty",
-    "LastingSTCLoss",
     "STCLoss",
     "SelflessCTCLoss",
-    "Sharpness",
     "__version__",
     "ctc_loss",
-    "lasting_stc_loss",
-    "onsets",
     "selfless_ctc_loss",
     "stc_loss",
 ]
@@ -47,8 +39,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'starseq' has no attribute {name!r}")
-    homes = {"onsets": "lasting", "Sharpness": "sharpness", "AdaptivePenalty": "penalty", "InsertionPenalty": "penalty"}
-    home = homes.get(name, "loss")
+    home = "penalty" if name.endswith("Penalty") else "loss"
     module = importlib.import_module(f"starseq.{home}")
     globals()[name] = getattr(module, name)
     return globals()[name]

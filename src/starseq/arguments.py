@@ -16,7 +16,6 @@ from torch import Tensor
 Lengths = Tensor | Sequence[int] | npt.NDArray[np.integer[Any]]
 
 BACKENDS = ("auto", "torch", "numba", "triton", "wfst")
-MATCHINGS = ("leftmost", "all")
 REDUCTIONS = ("none", "sum", "mean")
 _CPU, _AUTO = torch.device("cpu"), {"cuda": "triton"}
 
@@ -134,7 +133,7 @@ def padded_targets(
     return targets[index.clamp(0, len(targets) - 1)]
 
 
-def per_gap_penalty(penalty: float | Tensor, batch: int, width: int, batched: bool, logits: Tensor) -> Tensor:
+def per_gap_penalty(penalty: float | Tensor | None, batch: int, width: int, batched: bool, logits: Tensor) -> Tensor:
     """lambda as (B, U+1), from a number, (), (B,), or (B, U+1) ((U+1,) without a batch)."""
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     if not isinstance(penalty, Tensor):

@@ -27,7 +27,6 @@ from starseq.data.dataset import AudioReader, FeatureReader, LineReader, Reader
 from starseq.data.drop import Dropper, FixedDrop, SampleSplit, Strategy, TypeSplit
 from starseq.data.errors import DataError
 from starseq.data.features import LogMel
-from starseq.sharpness import Sharpness
 from starseq.text.normalise import Normaliser
 from starseq.text.tokeniser import Tokeniser
 from starseq.text.vocabulary import Vocabulary
@@ -160,16 +159,6 @@ class Optim:
 
 
 @dataclass(frozen=True)
-class Sharpen:
-    """The power of their weight by which alignments count, of a criterion with a star: 1 while no more than `begin` passes over the
-    data are done, then a little more in each, and `final` when `end` are."""
-
-    final: float = 1.0
-    begin: float = 5.0
-    end: float = 15.0
-
-
-@dataclass(frozen=True)
 class Trainer:
     """How long, on what, and how often something is written. All intervals are in optimiser steps."""
 
@@ -206,7 +195,6 @@ class Recipe:
     optim: Optim
     trainer: Trainer
     penalty: Annotated[Component, "penalty"] = Component("schedule", {"p0": 0.5, "p_max": 0.9, "half_life": 10_000.0})
-    sharpness: Sharpen = field(default_factory=Sharpen)
     seed: int = 0
 
     def to_yaml(self) -> str:
@@ -262,18 +250,14 @@ class Recipe:
         return model
 
     def insertion_penalty(self) -> nn.Module:
-        """The rule for p; one that tunes itself knows how labels are matched."""
-        known = {}
-        if self.penalty.name == "adaptive" and "matching" in self.criterion.settings:
-            known["matching"] = self.criterion.settings["matching"]
-        rule: nn.Module = _build("penalty", "penalty", self.penalty, **known)
+        """The rule for p."""
+        rule: nn.Module = _build("penalty", "penalty", self.penalty)
         return rule
 
-    def sharpening(self) -> Sharpness:
-        try:
-            return Sharpness(self.sharpness.final, self.sharpness.begin, self.sharpness.end)
-        except ValueError as error:
-            raise DataError(f"sharpness: {error}") from None
+    @property
+    def merges_repeats(self) -> bool:
+        """Whether equal tokens in neighbouring frames are read as one."""
+        return criteria.merges_repeats(self.criterion.name, self.criterion.settings.get("merge_repeats", True))
 
     def augmentation(self) -> Callable[..., Tensor] | None:
         """(x, lengths, ids, *, seed, epoch, step) -> x, or None."""
@@ -325,7 +309,7 @@ def _features(rate: int = 16_000, bands: int = 80) -> FeatureReader:
 
 
 def _loss_settings(
-    matching: Literal["leftmost", "all"] = "leftmost",
+    merge_repeats: bool = True,
     backend: Literal["auto", "torch", "numba", "triton", "wfst"] = "auto",
 ) -> None:
     """Only a signature."""
@@ -351,9 +335,7 @@ def _kind(kind: str) -> _Kind:
         "reader": {"audio": _audio, "features": _features, "line": LineReader},
         "augment": {"spec_augment": SpecAugment, "random_projective": RandomProjective},
     }
-    return _Kind(
-        lambda: sorted(tables[kind]), tables[kind].__getitem__, ("blank", "matching") if kind == "penalty" else ()
-    )
+    return _Kind(lambda: sorted(tables[kind]), tables[kind].__getitem__, ("blank",) if kind == "penalty" else ())
 
 
 def _build(path: str, kind: str, component: Component, **known: Any) -> Any:
@@ -622,7 +604,7 @@ _COMPONENTS = {"model", "criterion", "penalty", "data.reader", "data.corpus", "d
 def _check(recipe: Recipe) -> None:
     """What types do not say. Building the small parts checks the ranges of their settings."""
     data, trainer, optim = recipe.data, recipe.trainer, recipe.optim
-    recipe.reader(), recipe.augmentation(), recipe.insertion_penalty(), recipe.sharpening(), recipe.dropper()
+    recipe.reader(), recipe.augmentation(), recipe.insertion_penalty(), recipe.dropper()
     if trainer.max_steps is None and trainer.max_epochs is None:
         raise DataError("trainer.max_steps or trainer.max_epochs must be given: when is the run done?")
     if data.budget is None and data.max_items is None:

@@ -1,10 +1,9 @@
-"""The losses that users call: STC, STC whose tokens last, CTC and selfless CTC, as functions and as modules in the manner of
-torch.nn.CTCLoss."""
+"""The losses that users call: STC, CTC and selfless CTC, as functions and as modules in the manner of torch.nn.CTCLoss."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from starseq import wfst
 from starseq.arguments import (
     BACKENDS,
-    MATCHINGS,
     REDUCTIONS,
     Lengths,
     backend_for,
@@ -27,7 +25,28 @@ from starseq.arguments import (
 )  # fmt: skip
 from starseq.op import Setting, reduce, score
 from starseq.op.setting import loss_dtype
-from starseq.sharpness import checked, sharpened
+from starseq.penalty import AdaptivePenalty
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class ModuleOptions(TypedDict, total=False):
+    """What all modules take by name alone: see stc_loss."""
+
+    batch_first: bool
+    normalized: bool
+    max_target_length: int | None
+    validate: bool
+    backend: str
+
+
+class Options(ModuleOptions, total=False):
+    """The keywords that all losses have: see stc_loss."""
+
+    blank: int
+    reduction: str
+    zero_infinity: bool
 
 
 def stc_loss(
@@ -36,13 +55,12 @@ def stc_loss(
     input_lengths: Lengths,
     target_lengths: Lengths,
     *,
-    penalty: float | Tensor = math.log(0.5),
-    sharpness: float | Tensor = 1.0,
+    penalty: float | Tensor,
+    merge_repeats: bool = True,
     blank: int = 0,
     reduction: str = "mean",
     zero_infinity: bool = False,
     batch_first: bool = False,
-    matching: str = "leftmost",
     normalized: bool = True,
     max_target_length: int | None = None,
     return_inserted: bool = False,
@@ -51,10 +69,16 @@ def stc_loss(
 ) -> Any:
     r"""Star Temporal Classification: -log of the summed weight of all alignments that contain the labels in order.
 
-    An alignment takes one token a frame; its blanks are removed, its repeats are *not* merged. It weighs
-    prod_t P_t(token) times p = exp(penalty) for every token that is not one of the labels:
+    An alignment takes one token a frame. It is read as CTC reads: its repeats are merged, then its blanks are removed. It weighs
+    prod_t P_t(token) times p = exp(penalty) for every token of what is left that is not one of the labels. So a token may last for
+    several frames, and an inserted one pays once. Two equal labels need a frame between them. With every gap closed this is
+    ctc_loss.
+
+    With `merge_repeats=False`, the loss as published, repeats are not merged:
 
         stay(t, l) = P_t(blank) + p_l * P_t(star \ y_{l+1});    alpha(t+1, l) = alpha(t, l) stay(t, l) + alpha(t, l-1) P_t(y_l)
+
+    That is faster, for a gap need not remember the token that stands: see docs/PERFORMANCE.md.
 
     Args:
         logits: (T, B, V), (B, T, V) with `batch_first`, or (T, V): logits or log-probabilities. float64, float32, bfloat16 or
@@ -63,18 +87,14 @@ def stc_loss(
         input_lengths, target_lengths: (B,) tensors on any device, or sequences of ints.
         penalty: lambda = log p <= 0: a number, or a tensor () or (B,) or, a value for each gap, (B, U+1). Gap l lies after
             label l; -inf closes it. Differentiable.
-        sharpness: k > 0: alignments count by the k-th power of their weight, and the loss is -1/k times the log of the sum. 1 is
-            the likelihood, more is nearer to the best alignment alone: see `Sharpness`. A number, or a tensor () to which no
-            gradient goes.
+        merge_repeats: whether repeats are merged, as in CTC, or each frame is a token of its own.
         blank: the token that means nothing.
         reduction: "none" gives (B,), "sum" their sum, "mean" the mean over the batch of loss / max(target length, 1).
-        zero_infinity: an utterance without any alignment (fewer frames than labels) has loss 0 instead of inf. Its gradient
-            is 0 either way.
-        matching: "leftmost" counts each alignment once, "all" once for every embedding of the labels.
+        zero_infinity: an utterance without any alignment (fewer frames than its labels need) has loss 0 instead of inf. Its
+            gradient is 0 either way.
         normalized: applies a log-softmax first, which changes nothing on log-probabilities; False takes scores as they are.
         max_target_length: saves the one host sync that concatenated targets need on a GPU.
-        return_inserted: also returns the expected number of inserted tokens for each gap, (B, U+1), with the sharpness that is
-            given.
+        return_inserted: also returns the expected number of inserted tokens for each gap, (B, U+1).
         validate: checks values on a GPU too, which waits for the device. On the CPU they are always checked.
         backend: "auto" is triton on CUDA, numba on the CPU, torch elsewhere; or "torch", "numba", "triton", "wfst".
 
@@ -82,79 +102,30 @@ def stc_loss(
 
     Raises ValueError naming the argument, the offending value and its place.
 
-        >>> logits = torch.tensor([[[0.6, 0.3, 0.1]], [[0.2, 0.5, 0.3]]]).log()      # T=2 frames, B=1, V=3 with blank
-        >>> loss = stc_loss(logits, torch.tensor([[1]]), (2,), (1,), penalty=math.log(0.5))
-        >>> by_hand = (0.6 + 0.5 * 0.1) * 0.5 + 0.3 * (0.2 + 0.5 * (0.5 + 0.3))      # label second, label first
-        >>> abs(loss.item() + math.log(by_hand)) < 1e-6
-        True
-    """
-    return _loss(
-        "stc", logits, targets, input_lengths, target_lengths, star=True, penalty=penalty, sharpness=sharpness,
-        matching=matching, blank=blank, reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first,
-        normalized=normalized, max_target_length=max_target_length, return_inserted=return_inserted,
-        validate=validate, backend=backend,
-    )  # fmt: skip
-
-
-def lasting_stc_loss(
-    logits: Tensor,
-    targets: Tensor,
-    input_lengths: Lengths,
-    target_lengths: Lengths,
-    *,
-    penalty: float | Tensor = math.log(0.5),
-    sharpness: float | Tensor = 1.0,
-    blank: int = 0,
-    reduction: str = "mean",
-    zero_infinity: bool = False,
-    batch_first: bool = False,
-    matching: str = "leftmost",
-    normalized: bool = True,
-    max_target_length: int | None = None,
-    return_inserted: bool = False,
-    validate: bool = False,
-    backend: str = "auto",
-) -> Any:
-    r"""STC with the collapse of CTC: -log of the summed weight of all alignments that, as CTC reads, contain the labels in order.
-
-    An alignment takes one token a frame; its repeats are merged, then its blanks are removed. It weighs prod_t P_t(token) times
-    p = exp(penalty) for every token of what is left that is not one of the labels: so a token may last for several frames, and an
-    inserted one pays once. With every gap closed this is ctc_loss.
-
-    Arguments and results as in stc_loss. A gap remembers the token that stands, so this costs by labels times vocabulary: see
-    docs/PERFORMANCE.md. Two equal labels need a frame between them.
-
         >>> logits = torch.tensor([[[0.2, 0.3, 0.5]], [[0.2, 0.5, 0.3]]]).log()      # T=2 frames, B=1, V=3 with blank
-        >>> loss = lasting_stc_loss(logits, torch.tensor([[1]]), (2,), (1,), penalty=math.log(0.5))
+        >>> loss = stc_loss(logits, torch.tensor([[1]]), (2,), (1,), penalty=math.log(0.5))
         >>> label_second = (0.2 + 0.5 * 0.5) * 0.5                                   # after a blank, after an inserted 2
         >>> label_first = 0.3 * (0.5 + 0.2 + 0.5 * 0.3)                              # it lasts; a blank; 2 is inserted
         >>> abs(loss.item() + math.log(label_second + label_first)) < 1e-6
         True
+        >>> published = stc_loss(logits, torch.tensor([[1]]), (2,), (1,), penalty=math.log(0.5), merge_repeats=False)
+        >>> label_first = 0.3 * (0.2 + 0.5 * (0.5 + 0.3))                            # a blank; 1 or 2 is inserted
+        >>> abs(published.item() + math.log(label_second + label_first)) < 1e-6
+        True
     """
     return _loss(
-        "lasting_stc", logits, targets, input_lengths, target_lengths, star=True, penalty=penalty, sharpness=sharpness,
-        matching=matching, blank=blank, reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first,
-        normalized=normalized, max_target_length=max_target_length, return_inserted=return_inserted,
-        validate=validate, backend=backend,
+        "stc", logits, targets, input_lengths, target_lengths, penalty, merge_repeats, return_inserted, blank=blank,
+        reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first, normalized=normalized,
+        max_target_length=max_target_length, validate=validate, backend=backend,
     )  # fmt: skip
 
 
 def ctc_loss(
-    logits: Tensor,
-    targets: Tensor,
-    input_lengths: Lengths,
-    target_lengths: Lengths,
-    *,
-    blank: int = 0,
-    reduction: str = "mean",
-    zero_infinity: bool = False,
-    batch_first: bool = False,
-    normalized: bool = True,
-    max_target_length: int | None = None,
-    validate: bool = False,
-    backend: str = "auto",
+    logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths, **options: Unpack[Options]
 ) -> Tensor:
     """Connectionist Temporal Classification, as torch.nn.functional.ctc_loss, but from logits. Arguments as in stc_loss.
+
+    options: blank, reduction, zero_infinity, batch_first, normalized, max_target_length, validate and backend, as in stc_loss.
 
     >>> logits = torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(0))
     >>> arguments = (torch.tensor([[1, 1], [2, 3]]), (5, 4), (2, 1))
@@ -162,83 +133,76 @@ def ctc_loss(
     >>> torch.allclose(ours, theirs)
     True
     """
-    loss: Tensor = _loss(
-        "ctc", logits, targets, input_lengths, target_lengths, blank=blank, reduction=reduction,
-        zero_infinity=zero_infinity, batch_first=batch_first, normalized=normalized,
-        max_target_length=max_target_length, validate=validate, backend=backend,
-    )  # fmt: skip
+    loss: Tensor = _loss("ctc", logits, targets, input_lengths, target_lengths, **options)
     return loss
 
 
 def selfless_ctc_loss(
-    logits: Tensor,
-    targets: Tensor,
-    input_lengths: Lengths,
-    target_lengths: Lengths,
-    *,
-    blank: int = 0,
-    reduction: str = "mean",
-    zero_infinity: bool = False,
-    batch_first: bool = False,
-    normalized: bool = True,
-    max_target_length: int | None = None,
-    validate: bool = False,
-    backend: str = "auto",
+    logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths, **options: Unpack[Options]
 ) -> Tensor:
-    """CTC whose collapse removes blanks only, so that labels have no self-loops: STC with all gaps closed.
+    """CTC whose collapse removes blanks only, so that labels have no self-loops: published STC with all gaps closed.
+
+    Arguments as in ctc_loss.
 
     >>> logits = torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(0))
     >>> arguments = (torch.tensor([[1, 1], [2, 3]]), (5, 4), (2, 1))
-    >>> closed = stc_loss(logits, *arguments, penalty=-math.inf)
+    >>> closed = stc_loss(logits, *arguments, penalty=-math.inf, merge_repeats=False)
     >>> torch.allclose(selfless_ctc_loss(logits, *arguments), closed)
     True
     """
-    loss: Tensor = _loss(
-        "selfless_ctc", logits, targets, input_lengths, target_lengths, blank=blank, reduction=reduction,
-        zero_infinity=zero_infinity, batch_first=batch_first, normalized=normalized,
-        max_target_length=max_target_length, validate=validate, backend=backend,
-    )  # fmt: skip
+    loss: Tensor = _loss("selfless_ctc", logits, targets, input_lengths, target_lengths, **options)
     return loss
 
 
 class _Loss(nn.Module):
     """Keeps the keywords of a loss function and shows them."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False, **options: Unpack[ModuleOptions]
+    ) -> None:
         super().__init__()
-        one_of("reduction", options["reduction"], REDUCTIONS)
-        one_of("matching", options.get("matching", "leftmost"), MATCHINGS)
-        one_of("backend", options["backend"], BACKENDS)
-        options["blank"] = whole("blank", options["blank"])
-        self.options = options
+        for name in options:
+            if name not in ModuleOptions.__annotations__:
+                raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}")
+        one_of("reduction", reduction, REDUCTIONS)
+        one_of("backend", options.get("backend", "auto"), BACKENDS)
+        self.options: Options = {
+            "blank": whole("blank", blank), "reduction": reduction, "zero_infinity": zero_infinity, **options,
+        }  # fmt: skip
 
     @property
     def blank(self) -> int:
-        return int(self.options["blank"])
+        return self.options["blank"]
 
     @property
     def reduction(self) -> str:
-        return str(self.options["reduction"])
+        return self.options["reduction"]
 
     @property
     def zero_infinity(self) -> bool:
-        return bool(self.options["zero_infinity"])
+        return self.options["zero_infinity"]
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
 
 class STCLoss(_Loss):
-    """stc_loss as a module: torch.nn.CTCLoss's settings and, but for the name of the first, its arguments, then the penalty, and
-    the sharpness.
+    """stc_loss as a module, in place of log_softmax and torch.nn.CTCLoss: the same settings and the same call.
+
+    Args:
+        penalty: "adaptive", the default: the module has an `AdaptivePenalty`, as the submodule `penalty`. A number or a tensor is
+            fixed. A module is called without arguments.
+        merge_repeats, return_inserted, options: as in stc_loss.
 
     >>> criterion = STCLoss(blank=0)
     >>> logits = torch.zeros(4, 1, 3, requires_grad=True)
-    >>> loss = criterion(logits, torch.tensor([[1, 2]]), torch.tensor([4]), torch.tensor([2]), penalty=math.log(0.5))
+    >>> loss = criterion(logits, torch.tensor([[1, 2]]), torch.tensor([4]), torch.tensor([2]))
     >>> loss.backward()
     >>> logits.grad.shape
     torch.Size([4, 1, 3])
     """
+
+    penalty: Any
 
     def __init__(
         self,
@@ -246,55 +210,42 @@ class STCLoss(_Loss):
         reduction: str = "mean",
         zero_infinity: bool = False,
         *,
-        batch_first: bool = False,
-        matching: str = "leftmost",
-        normalized: bool = True,
-        max_target_length: int | None = None,
+        penalty: str | float | Tensor | nn.Module = "adaptive",
+        merge_repeats: bool = True,
         return_inserted: bool = False,
-        validate: bool = False,
-        backend: str = "auto",
+        **options: Unpack[ModuleOptions],
     ) -> None:
-        super().__init__(
-            blank=blank, reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first, matching=matching,
-            normalized=normalized, max_target_length=max_target_length, return_inserted=return_inserted,
-            validate=validate, backend=backend,
+        super().__init__(blank, reduction, zero_infinity, **options)
+        self.merge_repeats, self.return_inserted = merge_repeats, return_inserted
+        if isinstance(penalty, str):
+            one_of("penalty", penalty, ("adaptive",))
+            penalty = AdaptivePenalty(blank=self.blank)
+        if isinstance(penalty, Tensor) and not isinstance(penalty, nn.Parameter):
+            self.register_buffer("penalty", penalty)
+        else:
+            self.penalty = penalty
+
+    def forward(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        input_lengths: Lengths,
+        target_lengths: Lengths,
+        penalty: float | Tensor | None = None,
+    ) -> Any:
+        """The loss, or (loss, inserted): see stc_loss. `penalty`, where it is given, takes the place of the module's own."""
+        if penalty is None:
+            penalty = self.penalty() if isinstance(self.penalty, nn.Module) else self.penalty
+        return stc_loss(
+            logits, targets, input_lengths, target_lengths, penalty=penalty, merge_repeats=self.merge_repeats,
+            return_inserted=self.return_inserted, **self.options,
         )  # fmt: skip
 
-    def forward(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        input_lengths: Lengths,
-        target_lengths: Lengths,
-        penalty: float | Tensor = math.log(0.5),
-        sharpness: float | Tensor = 1.0,
-    ) -> Any:
-        """The loss, or (loss, inserted): see stc_loss."""
-        options = self.options
-        return stc_loss(logits, targets, input_lengths, target_lengths, penalty=penalty, sharpness=sharpness, **options)
-
-
-class LastingSTCLoss(STCLoss):
-    """lasting_stc_loss as a module; options and call are those of STCLoss.
-
-    >>> criterion = LastingSTCLoss(zero_infinity=True)
-    >>> criterion(torch.zeros(4, 1, 3), torch.tensor([[1, 2]]), (4,), (2,), penalty=math.log(0.7)).shape
-    torch.Size([])
-    """
-
-    def forward(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        input_lengths: Lengths,
-        target_lengths: Lengths,
-        penalty: float | Tensor = math.log(0.5),
-        sharpness: float | Tensor = 1.0,
-    ) -> Any:
-        """The loss, or (loss, inserted): see lasting_stc_loss."""
-        return lasting_stc_loss(
-            logits, targets, input_lengths, target_lengths, penalty=penalty, sharpness=sharpness, **self.options
-        )
+    def extra_repr(self) -> str:
+        own = [f"merge_repeats={self.merge_repeats}", f"return_inserted={self.return_inserted}"]
+        if not isinstance(self.penalty, nn.Module):
+            own.insert(0, f"penalty={self.penalty!r}")
+        return ", ".join([super().extra_repr(), *own])
 
 
 class CTCLoss(_Loss):
@@ -303,23 +254,6 @@ class CTCLoss(_Loss):
     >>> CTCLoss()(torch.zeros(4, 1, 3), torch.tensor([[1, 2]]), (4,), (2,)).shape
     torch.Size([])
     """
-
-    def __init__(
-        self,
-        blank: int = 0,
-        reduction: str = "mean",
-        zero_infinity: bool = False,
-        *,
-        batch_first: bool = False,
-        normalized: bool = True,
-        max_target_length: int | None = None,
-        validate: bool = False,
-        backend: str = "auto",
-    ) -> None:
-        super().__init__(
-            blank=blank, reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first, normalized=normalized,
-            max_target_length=max_target_length, validate=validate, backend=backend,
-        )  # fmt: skip
 
     def forward(self, logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths) -> Tensor:
         """See ctc_loss."""
@@ -339,14 +273,13 @@ class SelflessCTCLoss(CTCLoss):
 
 
 def _loss(
-    criterion: str, logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths, *,
-    blank: int, reduction: str, zero_infinity: bool, batch_first: bool, normalized: bool, max_target_length: int | None,
-    validate: bool, backend: str, star: bool = False, penalty: float | Tensor = 0.0, matching: str = "leftmost",
-    sharpness: float | Tensor = 1.0, return_inserted: bool = False,
+    criterion: str, logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths,
+    penalty: float | Tensor | None = None, merge_repeats: bool = True, return_inserted: bool = False, *, blank: int = 0,
+    reduction: str = "mean", zero_infinity: bool = False, batch_first: bool = False, normalized: bool = True,
+    max_target_length: int | None = None, validate: bool = False, backend: str = "auto",
 ) -> Any:  # fmt: skip
-    """Brings every form of input to one, runs the criterion, reduces."""
+    """Brings every form of input to one, runs the criterion, reduces. penalty: None for a criterion without stars."""
     one_of("reduction", reduction, REDUCTIONS)
-    one_of("matching", matching, MATCHINGS)
     shape, device = check_logits(logits), logits.device
     batched = len(shape) == 3
     if not batched:
@@ -356,28 +289,14 @@ def _loss(
     input_lengths = lengths_of("input_lengths", input_lengths, batch, device)
     target_lengths = lengths_of("target_lengths", target_lengths, batch, device)
     targets = padded_targets(targets, target_lengths, batched, max_target_length, device)
-    log_penalty = per_gap_penalty(penalty, batch, targets.shape[1], batched, logits) if star else None
-
-    validate = validate or logits.is_cpu
-    look = validate and not torch.compiler.is_compiling()
-    power = checked(sharpness, device, loss_dtype(logits), look=look)
-    is_sharp = isinstance(power, Tensor) or power != 1
-    if is_sharp:
-        if look:  # here, and not again: later the penalty is another
-            size = torch.Size((batch, shape[1 if batch_first else 0], vocabulary))
-            check_values(targets, input_lengths, target_lengths, log_penalty, size, blank)
-            validate = False
-        logits = sharpened(
-            logits.to(loss_dtype(logits)), input_lengths, power, batch_first=batch_first, normalized=normalized
-        )
-        normalized, log_penalty = False, None if log_penalty is None else log_penalty * power
-    setting = Setting(criterion, matching, blank, normalized, backend_for(backend, device))
+    log_penalty = None
+    if criterion == "stc":
+        log_penalty = per_gap_penalty(penalty, batch, targets.shape[1], batched, logits)
+    setting = Setting(criterion, merge_repeats, blank, normalized, backend_for(backend, device))
     loss, inserted = (_score_by_wfst if backend == "wfst" else score)(
         logits, targets, input_lengths, target_lengths, log_penalty, setting, batch_first=batch_first,
-        validate=validate, inserted=return_inserted, reduction=reduction, zero_infinity=zero_infinity,
+        validate=validate or logits.is_cpu, inserted=return_inserted, reduction=reduction, zero_infinity=zero_infinity,
     )  # fmt: skip
-    if is_sharp:
-        loss = loss / power
     if not batched:
         loss, inserted = loss if loss.dim() == 0 else loss[0], None if inserted is None else inserted[0]
     return (loss, inserted) if return_inserted else loss
@@ -389,7 +308,7 @@ def _score_by_wfst(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """As op.score, one utterance after the other through the reference, in float64."""
     logits = logits if batch_first else logits.transpose(0, 1)
-    criterion, matching, blank, normalized, _ = setting
+    criterion, merge_repeats, blank, normalized, _ = setting
     if validate:
         check_values(targets, input_lengths, target_lengths, log_penalty, logits.shape, blank)
     dtype = loss_dtype(logits)
@@ -405,12 +324,11 @@ def _score_by_wfst(
             losses.append(reference(log_probs, target, blank=blank))
             continue
         gaps = log_penalty[b, : length + 1].double()
-        kind = cast(Literal["leftmost", "all"], matching)
-        losses.append(reference(log_probs, target, log_penalty=gaps, blank=blank, matching=kind))
+        losses.append(reference(log_probs, target, log_penalty=gaps, blank=blank, merge_repeats=merge_repeats))
         if inserted:
             gaps = gaps.detach().requires_grad_()
             with torch.enable_grad():
-                loss = reference(log_probs.detach(), target, log_penalty=gaps, blank=blank, matching=kind)
+                loss = reference(log_probs.detach(), target, log_penalty=gaps, blank=blank, merge_repeats=merge_repeats)
             (slope,) = torch.autograd.grad(loss, gaps)
             insertions.append(nn.functional.pad(-slope, (0, targets.shape[1] - length)))
     together = torch.stack(losses) if losses else logits.sum(dim=(1, 2))  # of no utterances: (0,), differentiable

@@ -9,22 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from starseq.arguments import (
-    MATCHINGS,
     Lengths,
     backend_for,
     batch_of,
     check_blank,
     check_values,
     lengths_of,
-    one_of,
     padded_targets,
     whole,
 )
 from starseq.op.separate import best_path
 from starseq.op.setting import Setting
-
-_TOKENS = 1024  # that are told apart
-_USUAL = 20  # readings that each token has beside its own, labelled as all together are
 
 
 class InsertionPenalty(nn.Module):
@@ -50,7 +45,7 @@ class InsertionPenalty(nn.Module):
 
     step: Tensor
 
-    def __init__(self, p0: float = 0.5, p_max: float = 0.9, half_life: float = 10_000) -> None:
+    def __init__(self, p0: float, p_max: float, half_life: float) -> None:
         super().__init__()
         for name, value in (("p0", p0), ("p_max", p_max)):
             if not 0 < value <= 1:
@@ -87,36 +82,24 @@ class InsertionPenalty(nn.Module):
 class AdaptivePenalty(nn.Module):
     r"""The star's weight p, as its logarithm, tuned while training goes on: what the model reads against what the labels have.
 
-        d = 1 - r^2 U / max(N, U)             the share of tokens that seem to be missing
-        p = d                                 by default
-        p = d^(1 - t (1 - 1 / root))          with `steps`: it rises to the root of d by the end of the training
-        p = d^(1 - g) e^(g / root)            with `token_quantile`: it goes to the root of what most tokens lack
+        p = 1 - r^2 U / max(N, U)             the share of tokens that seem to be missing
 
-    N tokens are read and U labels there; r is the share of the labels at which something is read, g the square of the share that
-    is read as it is, t the share of the `steps` that is done. e is what `token_quantile` of the tokens that are read lack at most,
-    each kind by itself, but not more than 2 d. With both, p = s^(1 - t (1 - 1 / root)), s = d^(1 - g) e^g. For `matching="all"`
-    there is a rule of its own, without these two. docs/algorithm.md, section 11, says why; docs/guide.md, which to take.
+    N tokens are read and U labels there; r is the share of the labels at which something is read.
 
     Call `observe` with a batch of every step, or of every few, and `advance` after every optimiser step. Counts are summed over the
-    processes of `torch.distributed`. Nothing waits for the device, and everything is in `state_dict`, whose size depends on
-    `token_quantile` and `matching`.
+    processes of `torch.distributed`. Nothing waits for the device, and everything is in `state_dict`.
 
     Args:
-        p0: where p begins; 0.9 by default, 0.5 for `matching="all"`.
+        p0: where p begins.
         p_min, p_max: p stays between them.
         rate: the log-odds of p move by no more at a step.
         window: counts are those of the last so many steps.
         threshold: something is read at a frame where the best token comes to more than this against the blank; the same token in
             neighbouring frames is read once.
-        steps: of the training, see above.
-        token_quantile: such as 0.75, see above.
-        root: 2 by default; 3 is the cube root. For `steps` and `token_quantile`.
-        matching: that of the loss.
         blank: that of the loss.
 
-    Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate or steps that are not positive, a window
-    or a root under 1, a blank below 0, for a root without `steps` and `token_quantile`, and for `matching="all"` with any of the
-    three.
+    Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate that is not positive, a window under 1,
+    and a blank below 0.
 
         >>> penalty = AdaptivePenalty()
         >>> round(penalty().exp().item(), 4)
@@ -131,56 +114,36 @@ class AdaptivePenalty(nn.Module):
 
     log_odds: Tensor
     counts: Tensor
-    """(3,): labels at which something is read, tokens read, labels; of the last steps. With `token_quantile`, after them the labels
-    that are read as they are, (1,), and tokens read and labels by token, (2 * _TOKENS,). For all embeddings, tokens that are read
-    after the same, and labels that stand so, (2,)"""
+    """(3,): labels at which something is read, tokens read, labels; of the last steps."""
     step: Tensor
 
     def __init__(
         self,
-        p0: float | None = None,
+        p0: float = 0.9,
         p_min: float = 0.02,
         p_max: float = 0.95,
         rate: float = 0.01,
         window: float = 100.0,
         threshold: float = 0.3,
-        steps: float | None = None,
-        token_quantile: float | None = None,
-        root: float | None = None,
-        matching: str = "leftmost",
         blank: int = 0,
     ) -> None:
         super().__init__()
-        one_of("matching", matching, MATCHINGS)
-        if matching == "all" and (steps, token_quantile, root) != (None, None, None):
-            raise ValueError(
-                'steps, token_quantile, root: these are for matching="leftmost"; "all" has a rule of its own'
-            )
-        if root is not None and (steps, token_quantile) == (None, None):
-            raise ValueError("root: there is none without steps or token_quantile")
-        if p0 is None:
-            p0 = 0.9 if matching == "leftmost" else 0.5
-        shares = {"p0": p0, "p_min": p_min, "p_max": p_max, "threshold": threshold, "token_quantile": token_quantile}
+        shares = {"p0": p0, "p_min": p_min, "p_max": p_max, "threshold": threshold}
         for name, value in shares.items():
-            if value is not None and not 0 < value < 1:
+            if not 0 < value < 1:
                 raise ValueError(f"{name}: {value} is not a probability in (0, 1)")
         if not p_min <= p0 <= p_max:
             raise ValueError(f"p0: {p0} is not between p_min {p_min} and p_max {p_max}")
-        for name, value in (("rate", rate), ("steps", 1.0 if steps is None else steps)):
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name}: {value} is not a positive number")
+        if not (rate > 0 and math.isfinite(rate)):
+            raise ValueError(f"rate: {rate} is not a positive number")
         if not (window >= 1 and math.isfinite(window)):
             raise ValueError(f"window: {window} is not a number of steps")
-        if root is not None and not (root >= 1 and math.isfinite(root)):
-            raise ValueError(f"root: {root} is not a number from 1 up")
         if whole("blank", blank) < 0:
             raise ValueError(f"blank: {blank} is not a token")
         self.p0, self.p_min, self.p_max, self.rate, self.window = p0, p_min, p_max, rate, window
-        self.threshold, self.steps, self.token_quantile = threshold, steps, token_quantile
-        self.root, self.matching, self.blank = root, matching, blank
-        size = 5 if matching == "all" else 3 if token_quantile is None else 4 + 2 * _TOKENS
+        self.threshold, self.blank = threshold, blank
         self.register_buffer("log_odds", torch.tensor(_log_odds(p0), dtype=torch.float64))
-        self.register_buffer("counts", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("counts", torch.zeros(3, dtype=torch.float64))
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self._upcoming = torch.zeros_like(self.counts)
 
@@ -226,24 +189,11 @@ class AdaptivePenalty(nn.Module):
         check_blank(self.blank, x.shape[2])
         token, begins = find_read(x, frames, threshold=self.threshold, blank=self.blank)
         log_penalty = self().to(x.device).expand(len(x), targets.shape[1] + 1)
-        setting = Setting("stc", self.matching, self.blank, True, backend_for("auto", x.device))
+        setting = Setting("stc", False, self.blank, True, backend_for("auto", x.device))
         path = best_path((x, targets, frames, labels, log_penalty), setting)
         at_label = path > nn.functional.pad(path[:, :-1], (1, 0))
         counts = ((at_label & (token != self.blank)).sum(), begins.sum(), at_label.sum())
-        self.upcoming[:3] += torch.stack(counts).to(self.upcoming)
-        if self.matching == "all":
-            same = targets[:, 1:] == targets[:, :-1]
-            inside = torch.arange(same.shape[1], device=same.device) + 1 < labels[:, None]
-            inside &= at_label.any(dim=1, keepdim=True)  # without a path there are no labels
-            doubles = _after_the_same(token, begins).sum(), (same & inside).sum()
-            self.upcoming[3:] += torch.stack(doubles).to(self.upcoming)
-        if self.token_quantile is not None:
-            # A column more, for there may be no labels at all.
-            label = nn.functional.pad(targets.long(), (0, 1)).gather(1, (path.long() - 1).clamp(min=0))
-            self.upcoming[3] += (at_label & (token == label)).sum().to(self.upcoming)
-            for row, (tokens, which) in enumerate(((token, begins), (label, at_label))):
-                places = (4 + row * _TOKENS + tokens % _TOKENS).flatten().to(self.upcoming.device)
-                self.upcoming.index_add_(0, places, which.flatten().to(self.upcoming))
+        self.upcoming.add_(torch.stack(counts).to(self.upcoming))
 
     @torch.no_grad()
     def advance(self) -> None:
@@ -252,50 +202,12 @@ class AdaptivePenalty(nn.Module):
             torch.distributed.all_reduce(self.upcoming)
         self.counts.mul_(1 - 1 / self.window).add_(self.upcoming)
         self.upcoming.zero_()
-        p = self._of_all() if self.matching == "all" else self._of_leftmost()
+        found, read, known = self.counts
+        kept = found / known.clamp(min=1) * (found / torch.maximum(read, known).clamp(min=1))
+        p = (1 - kept).clamp(self.p_min, self.p_max)
         towards = (torch.logit(p) - self.log_odds) * (self.counts[1:3].sum() > 0)  # nothing observed says nothing
         self.log_odds += towards.clamp(-self.rate, self.rate)
         self.step += 1
-
-    def _of_all(self) -> Tensor:
-        """Where p should be, for all embeddings: logit p = r^2 logit sqrt(d 2^(d - 1)), with a d that counts no doubled tokens."""
-        found, read, known, read_again, known_again = self.counts
-        usual = (known - known_again) / known.clamp(min=1)
-        single = torch.minimum(read, (read - read_again) / usual.clamp(min=0.1))
-        missing = (1 - found / torch.maximum(single, known).clamp(min=1)).clamp(self.p_min, self.p_max)
-        middle = torch.sqrt(missing * torch.exp2(missing - 1))
-        p: Tensor = torch.sigmoid((found / known.clamp(min=1)) ** 2 * torch.logit(middle))
-        return p.clamp(self.p_min, self.p_max)
-
-    def _of_leftmost(self) -> Tensor:
-        """Where p should be, for the leftmost embedding."""
-        found, read, known = self.counts[:3]
-        reading = found / known.clamp(min=1)
-        kept = reading * (found / torch.maximum(read, known).clamp(min=1))
-        missing = lacking = (1 - kept).clamp(self.p_min, self.p_max)
-        right = torch.zeros_like(kept)
-        if self.token_quantile is not None:
-            of_tokens = reading**2 * self._kept(known / torch.maximum(read, known).clamp(min=1), self.token_quantile)
-            lacking = (1 - torch.maximum(of_tokens, 1 - 2 * (1 - kept))).clamp(self.p_min, self.p_max)
-            right = (self.counts[3] / known.clamp(min=1)) ** 2
-        root = 2.0 if self.root is None else self.root
-        if self.steps is None:
-            p: Tensor = missing ** (1 - right) * lacking ** (right / root)
-        else:
-            done = (self.step / self.steps).clamp(max=1.0)
-            p = (missing ** (1 - right) * lacking**right) ** (1 - done * (1 - 1 / root))
-        return p.clamp(max=self.p_max)
-
-    def _kept(self, usual: Tensor, quantile: float) -> Tensor:
-        """The share of a token that has a label, such that `quantile` of all that is read has as much or more."""
-        read, known = self.counts[4:].view(2, _TOKENS)
-        all_of_it = torch.maximum(read, known)
-        kept = (known + _USUAL * usual) / (all_of_it + _USUAL)
-        order = kept.argsort()
-        up_to = all_of_it[order].cumsum(0)
-        place = (up_to < (1 - quantile) * up_to[-1]).sum()
-        chosen: Tensor = kept.gather(0, order.gather(0, place[None]))  # indexing by a tensor would wait for the device
-        return chosen.squeeze(0)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AdaptivePenalty:
         """Moves to another device with the model, but not to its precision: in bfloat16 p would stand still."""
@@ -317,9 +229,8 @@ class AdaptivePenalty(nn.Module):
         self._upcoming = state.to(self.counts.device, copy=True)
 
     def extra_repr(self) -> str:
-        names = ("p0", "p_min", "p_max", "rate", "window", "threshold", "steps", "token_quantile", "root")
-        numbers = [f"{name}={value:g}" for name in names if (value := getattr(self, name)) is not None]
-        return ", ".join([*numbers, f"matching={self.matching!r}"])
+        names = ("p0", "p_min", "p_max", "rate", "window", "threshold")
+        return ", ".join(f"{name}={getattr(self, name):g}" for name in names)
 
 
 def find_read(
@@ -343,13 +254,6 @@ def find_read(
     is_read = inside & (best.float() - logits[..., blank].float() > _log_odds(threshold))
     token = torch.where(is_read, token, blank)
     return token, is_read & (token != nn.functional.pad(token[:, :-1], (1, 0), value=blank))
-
-
-def _after_the_same(token: Tensor, begins: Tensor) -> Tensor:
-    """Where a token begins, (B, T), and the one that began before it was the same, whatever lies between."""
-    frames = torch.arange(token.shape[1], device=token.device)
-    last = nn.functional.pad(torch.where(begins, frames, -1), (1, 0), value=-1)[:, :-1].cummax(dim=1).values
-    return begins & (last >= 0) & (token == token.gather(1, last.clamp(min=0)))
 
 
 def _log_odds(p: float) -> float:

@@ -41,7 +41,7 @@ def test_ctc() -> None:
 
 def test_stc_leaves_out_the_next_label_where_the_next_gap_is_open() -> None:
     penalty = torch.tensor([[HALF, HALF, CLOSED, HALF], [HALF, CLOSED, math.nan, math.nan]])
-    graph = stc.label_graph(TARGETS, LENGTHS, blank=0, log_penalty=penalty)
+    graph = stc.label_graph(TARGETS, LENGTHS, blank=0, log_penalty=penalty, merge_repeats=False)
     assert graph.tokens.star_except[0, :3].tolist() == [
         1,
         NONE,
@@ -49,13 +49,21 @@ def test_stc_leaves_out_the_next_label_where_the_next_gap_is_open() -> None:
     ]  # the last state leaves out nothing, whatever is here
     assert graph.tokens.star_except[1, :1].tolist() == [NONE]
     assert graph.tokens.star_weight is penalty
-    every = stc.label_graph(TARGETS, LENGTHS, blank=0, log_penalty=penalty, matching="all")
-    assert every.tokens.star_except is None
     chain = selfless_ctc.label_graph(TARGETS, LENGTHS, blank=0)
-    for built in (graph, every):
-        assert torch.equal(built.tokens.enter, chain.tokens.enter)
-        assert torch.equal(built.topology.num_states, chain.topology.num_states)
-        assert built.topology.ends == chain.topology.ends
+    assert torch.equal(graph.tokens.enter, chain.tokens.enter)
+    assert torch.equal(graph.topology.num_states, chain.topology.num_states)
+    assert graph.topology.ends == chain.topology.ends
+
+
+def test_stc_with_merged_repeats_is_ctc_with_stars_on_its_blanks() -> None:
+    penalty = torch.tensor([[HALF, HALF, CLOSED, HALF], [HALF, CLOSED, math.nan, math.nan]])
+    topology, tokens = stc.label_graph(TARGETS, LENGTHS, blank=9, log_penalty=penalty)
+    expected = ctc.label_graph(TARGETS, LENGTHS, blank=9)
+    assert torch.equal(tokens.enter, expected.tokens.enter)
+    assert torch.equal(topology.skip, expected.topology.skip)
+    assert tokens.lasting
+    assert tokens.star_weight[0].exp().tolist() == pytest.approx([0.5, 0, 0.5, 0, 0, 0, 0.5])
+    assert tokens.star_except[0, :6].tolist() == [1, NONE, NONE, NONE, 2, NONE]  # nothing before a closed gap
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
@@ -66,8 +74,8 @@ def test_feasible_from_how_many_frames_on(criterion: str, target: list[int]) -> 
     if criterion == "ctc":
         needed += sum(a == b for a, b in itertools.pairwise(target))
     targets, lengths = torch.tensor([target], dtype=torch.int64), torch.tensor([len(target)])
-    penalty = torch.full((1, len(target) + 1), HALF) if criterion == "stc" else None
-    graph = label_graph(criterion, targets, lengths, penalty, "leftmost", 0)
+    penalty = torch.full((1, len(target) + 1), HALF) if criterion == "published_stc" else None
+    graph = label_graph(criterion.removeprefix("published_"), targets, lengths, penalty, False, 0)
     for T in range(needed + 2):
         frames = torch.tensor([T])
         scores = vocabulary_torch.scores(torch.zeros(1, T, 3), graph.tokens, graph.topology, frames, normalized=True)

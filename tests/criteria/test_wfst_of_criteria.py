@@ -33,7 +33,7 @@ class Case(NamedTuple):
     input_lengths: Tensor
     target_lengths: Tensor
     log_penalty: Tensor
-    matching: str
+    merge_repeats: bool
     blank: int
 
 
@@ -49,7 +49,7 @@ def cases(draw: st.DrawFn) -> Case:
         torch.tensor([draw(st.integers(0, T)) for _ in range(B)]),
         torch.tensor([draw(st.integers(0, U)) for _ in range(B)]),
         torch.tensor([[draw(PENALTIES) for _ in range(U + 1)] for _ in range(B)], dtype=torch.float64),
-        draw(st.sampled_from(["leftmost", "all"])),
+        draw(st.booleans()),
         blank,
     )
 
@@ -72,7 +72,7 @@ def differentiate(loss: Callable[[Case], Tensor], case: Case) -> Outcome:
 
 
 def stars(name: str, case: Case) -> dict[str, Any]:
-    return {"log_penalty": case.log_penalty, "matching": case.matching} if criteria.has_star(name) else {}
+    return {"log_penalty": case.log_penalty, "merge_repeats": case.merge_repeats} if criteria.has_star(name) else {}
 
 
 def by_description(name: str, case: Case) -> Tensor:
@@ -109,9 +109,9 @@ def by_kernels(name: str, case: Case, backend: str) -> Tensor:
 
 
 def test_all_criteria_are_found() -> None:
-    assert CRITERIA == ["ctc", "lasting_stc", "selfless_ctc", "stc"]
-    assert [name for name in CRITERIA if criteria.has_star(name)] == ["lasting_stc", "stc"]
-    with pytest.raises(ValueError, match=r"^criterion: 'graph' is none of ctc, lasting_stc, selfless_ctc, stc$"):
+    assert CRITERIA == ["ctc", "selfless_ctc", "stc"]
+    assert [name for name in CRITERIA if criteria.has_star(name)] == ["stc"]
+    with pytest.raises(ValueError, match=r"^criterion: 'graph' is none of ctc, selfless_ctc, stc$"):
         criteria.load("graph")
 
 
@@ -131,7 +131,7 @@ def test_arcs_that_cannot_be_passed_are_left_out() -> None:
     # One label of two: state 2 does not exist. The last gap is closed, so gap 0 leaves nothing out.
     gaps = torch.tensor([[-0.5, -math.inf, -0.5]])
     graph = criteria.to_wfst(
-        criteria.load("stc")(torch.tensor([[1, 9]]), torch.tensor([1]), blank=0, log_penalty=gaps, matching="leftmost")
+        criteria.load("stc")(torch.tensor([[1, 9]]), torch.tensor([1]), blank=0, log_penalty=gaps, merge_repeats=False)
     )
     assert [arc[:3] for arc in graph.arcs] == [(0, 0, 0), (0, 0, STAR), (0, 1, 1), (1, 1, 0)]
     assert (graph.start, graph.final) == ((0,), (1,))
@@ -145,7 +145,9 @@ def test_an_impossible_label_is_no_arc() -> None:
 
 def test_stars_are_symbols_until_tokens_are_given() -> None:
     gaps = torch.full((1, 2), -0.5, requires_grad=True)
-    described = criteria.load("stc")(torch.tensor([[2]]), torch.tensor([1]), blank=0, log_penalty=gaps)
+    described = criteria.load("stc")(
+        torch.tensor([[2]]), torch.tensor([1]), blank=0, log_penalty=gaps, merge_repeats=False
+    )
     assert [arc.input for arc in criteria.to_wfst(described).arcs] == [0, star_label(2), 2, 0, STAR]
     expanded = criteria.to_wfst(described, tokens=[1, 2])
     assert [arc.input for arc in expanded.arcs] == [0, 1, 2, 0, 1, 2]
@@ -157,12 +159,10 @@ def test_stars_are_symbols_until_tokens_are_given() -> None:
 @given(case=cases())
 @settings(deadline=None, max_examples=40)
 def test_tokens_that_last_are_drawn_as_by_hand(case: Case) -> None:
-    described = criteria.load("lasting_stc")(
-        case.targets, case.target_lengths, blank=case.blank, **stars("lasting_stc", case)
-    )
+    described = criteria.load("stc")(case.targets, case.target_lengths, blank=case.blank, log_penalty=case.log_penalty)
     for b, length in enumerate(case.target_lengths.tolist()):
         target, log_penalty = case.targets[b, :length].tolist(), case.log_penalty[b, : length + 1]
-        by_hand = wfst.lasting_stc_graph(target, case.blank, None, log_penalty, case.matching)  # type: ignore[arg-type]
+        by_hand = wfst.stc_graph(target, case.blank, None, log_penalty)
         described_graph = criteria.to_wfst(described, b)
         assert described_graph.num_states == by_hand.num_states == 3 * length + 2
         assert arcs_of(wfst.trim(described_graph)) == arcs_of(wfst.trim(by_hand))
@@ -175,7 +175,7 @@ def arcs_of(graph: wfst.Graph) -> list[Any]:
 
 def test_a_token_that_lasts_is_a_state_of_its_own() -> None:
     gaps = torch.tensor([[-math.inf, -0.5]], requires_grad=True)
-    described = criteria.load("lasting_stc")(torch.tensor([[1]]), torch.tensor([1]), blank=0, log_penalty=gaps)
+    described = criteria.load("stc")(torch.tensor([[1]]), torch.tensor([1]), blank=0, log_penalty=gaps)
     # 0 is the blank before label 1, the label is 1. Then come the blank, an inserted 1 and an inserted 2.
     graph = criteria.to_wfst(described, tokens=[1, 2])
     assert [arc[:3] for arc in graph.arcs] == [

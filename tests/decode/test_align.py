@@ -111,12 +111,11 @@ def small_cases() -> list[Any]:
             logits = 2 * torch.randn(T, V, generator=random, dtype=torch.float64)
             penalty = -2 * torch.rand(U + 1, generator=random, dtype=torch.float64)
             is_open = (torch.rand(U + 1, generator=random) < (0.6 if n % 3 else 1.1)).tolist()
-            matching = ("leftmost", "all")[n % 4 == 3]
-            cases.append(pytest.param(criterion, logits, labels, is_open, penalty, matching, id=f"{criterion}-{n}"))
+            cases.append(pytest.param(criterion, logits, labels, is_open, penalty, id=f"{criterion}-{n}"))
     return cases
 
 
-def readings(criterion: str, pi: tuple[int, ...], labels: list[int], penalty: list[float], matching: str) -> Any:
+def readings(criterion: str, pi: tuple[int, ...], labels: list[int], penalty: list[float]) -> Any:
     """The log-weight, the frames of each label, and the gap of each inserted frame, for every reading of an alignment."""
     if criterion == "ctc":
         runs, t = [], 0
@@ -137,16 +136,15 @@ def readings(criterion: str, pi: tuple[int, ...], labels: list[int], penalty: li
         gap_of = {places[j]: sum(k < j for k in matched) for j in range(len(tokens)) if j not in matched}
         skipped = [[pi[t] for t, gap in gap_of.items() if gap == l] for l in range(len(labels) + 1)]
         weight = sum(penalty[gap] for gap in gap_of.values())
-        if weight > CLOSED and (criterion != "stc" or _counts(skipped, labels, is_open, matching)):
+        if weight > CLOSED and (criterion != "stc" or _counts(skipped, labels, is_open)):
             yield weight, [[places[j]] for j in matched], gap_of
 
 
 @pytest.mark.skipif(INSIDE, reason="slow there")
 @pytest.mark.parametrize("backend", ["torch", "numba"])
-@pytest.mark.parametrize(("criterion", "logits", "labels", "is_open", "penalty", "matching"), small_cases())
+@pytest.mark.parametrize(("criterion", "logits", "labels", "is_open", "penalty"), small_cases())
 def test_against_brute_force_and_wfst(
-    criterion: str, logits: torch.Tensor, labels: list[int], is_open: list[bool], penalty: torch.Tensor, matching: str,
-    backend: str,
+    criterion: str, logits: torch.Tensor, labels: list[int], is_open: list[bool], penalty: torch.Tensor, backend: str,
 ) -> None:  # fmt: skip
     T, V = logits.shape
     weights = penalty.masked_fill(~torch.tensor(is_open), CLOSED)
@@ -155,11 +153,11 @@ def test_against_brute_force_and_wfst(
     terms = []
     for pi in itertools.product(range(V), repeat=T):
         own = sum(log_probs[t, v].item() for t, v in enumerate(pi))
-        terms += [(own + w, pi, *rest) for w, *rest in readings(criterion, pi, labels, inserting, matching)]
+        terms += [(own + w, pi, *rest) for w, *rest in readings(criterion, pi, labels, inserting)]
 
     def run() -> Alignment:
         return align(
-            logits, labels, is_open, criterion=criterion, log_penalty=penalty, matching=matching, backend=backend
+            logits, labels, is_open, criterion=criterion, log_penalty=penalty, merge_repeats=False, backend=backend
         )
 
     if not terms:
@@ -191,9 +189,7 @@ def test_against_brute_force_and_wfst(
         assert missing == pytest.approx(expected)
 
     graphs = {"ctc": wfst.ctc_graph, "selfless_ctc": wfst.selfless_ctc_graph}
-    graph = (
-        graphs[criterion](labels) if criterion in graphs else wfst.stc_graph(labels, 0, range(1, V), weights, matching)
-    )  # type: ignore[arg-type]
+    graph = graphs[criterion](labels) if criterion in graphs else wfst.stc_graph(labels, 0, range(1, V), weights, False)
     path = wfst.viterbi_path(wfst.intersect(wfst.emission_graph(log_probs), graph))
     ours = [0] * T
     for label in result.labels:
@@ -230,7 +226,6 @@ def test_no_frames_and_no_labels(criterion: str, backend: str) -> None:
         ({"labels": [1], "blank": 9}, r"blank: 9 is outside 0..3, the vocabulary"),
         ({"labels": [1], "log_penalty": 0.5}, "penalty: 0.5 at .* is not a log-weight <= 0"),
         ({"labels": [1], "log_penalty": torch.zeros(3)}, r"log_penalty: expected a number or \(2,\)"),
-        ({"labels": [1], "matching": "first"}, "matching: 'first' is none of leftmost, all"),
         ({"labels": [1], "criterion": "cctc"}, "criterion: 'cctc' is none of"),
         ({"labels": [1], "backend": "wfst"}, "backend: 'wfst' is none of auto, torch, numba, triton"),
         ({"labels": [1], "logits": torch.zeros(3)}, r"logits: expected \(T, V\)"),

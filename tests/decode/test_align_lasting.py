@@ -30,7 +30,7 @@ class Reading(NamedTuple):
     skipped: list[list[Run]]  # of every gap
 
 
-def readings(log_probs: torch.Tensor, target: list[int], penalties: list[float], matching: str) -> list[Reading]:
+def readings(log_probs: torch.Tensor, target: list[int], penalties: list[float]) -> list[Reading]:
     """All alignments, each with every embedding that counts and has a weight."""
     x, is_open = log_probs.tolist(), [penalty > CLOSED for penalty in penalties]
     found = []
@@ -44,7 +44,7 @@ def readings(log_probs: torch.Tensor, target: list[int], penalties: list[float],
             skipped = [runs[before + 1 : after] for before, after in bounds]
             tokens = [[run[0] for run in gap] for gap in skipped]
             weight = own + sum(penalty for penalty, gap in zip(penalties, skipped, strict=True) for _ in gap)
-            if weight > CLOSED and _counts(tokens, target, is_open, matching):  # type: ignore[arg-type]
+            if weight > CLOSED and _counts(tokens, target, is_open):
                 found.append(Reading(weight, [runs[j] for j in matched], skipped))
     return found
 
@@ -92,9 +92,8 @@ def check_against(result: Alignment, terms: list[Reading], log_probs: torch.Tens
         assert missing == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("matching", ["leftmost", "all"])
 @pytest.mark.parametrize("seed", range(24))
-def test_against_all_readings_and_the_loss(matching: str, seed: int) -> None:
+def test_against_all_readings_and_the_loss(seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
     T, V, U = 4 + seed % 2, 3 + seed // 2 % 2, seed % 4
     log_probs = (2 * torch.randn(T, V, generator=random, dtype=torch.float64)).log_softmax(1)
@@ -102,20 +101,18 @@ def test_against_all_readings_and_the_loss(matching: str, seed: int) -> None:
     penalty = -2 * torch.rand(U + 1, generator=random, dtype=torch.float64)
     if seed % 3 == 0:
         penalty = penalty.masked_fill(torch.rand(U + 1, generator=random) < 0.4, CLOSED)
-    terms = readings(log_probs, target, penalty.tolist(), matching)
-    loss, inserted = starseq.lasting_stc_loss(
-        log_probs, torch.tensor(target, dtype=torch.int64), (T,), (U,), penalty=penalty, matching=matching,
+    terms = readings(log_probs, target, penalty.tolist())
+    loss, inserted = starseq.stc_loss(
+        log_probs, torch.tensor(target, dtype=torch.int64), (T,), (U,), penalty=penalty,
         return_inserted=True, reduction="sum",
     )  # fmt: skip
     if not terms:
         assert loss == math.inf
         with pytest.raises(ValueError, match="no alignment"):
-            align(log_probs, target, criterion="lasting_stc", log_penalty=penalty, matching=matching)
+            align(log_probs, target, log_penalty=penalty)
         return
     for backend in BACKENDS:
-        result = align(
-            log_probs, target, criterion="lasting_stc", log_penalty=penalty, matching=matching, backend=backend
-        )
+        result = align(log_probs, target, log_penalty=penalty, backend=backend)
         check_against(result, terms, log_probs)
         assert result.log_z == pytest.approx(-loss.item(), abs=1e-9)
         assert result.missing == pytest.approx(inserted.tolist(), abs=1e-9)
@@ -129,7 +126,7 @@ def planted(path: list[int], V: int) -> torch.Tensor:
 def test_a_token_that_lasts_is_filled_in_once(backend: str) -> None:
     #        0  1  2  3  4  5  6  7  8  9 10 11
     reads = [0, 1, 1, 3, 3, 3, 0, 2, 2, 2, 0, 1]
-    result = align(planted(reads, V=4), [1, 2], criterion="lasting_stc", backend=backend)
+    result = align(planted(reads, V=4), [1, 2], backend=backend)
     assert [(label.start, label.end) for label in result.labels] == [(1, 3), (7, 10)]
     middle, end = result.spans
     assert (middle.gap, middle.start, middle.end, [filling[:2] for filling in middle.tokens]) == (1, 3, 6, [(3, 3)])
@@ -139,19 +136,19 @@ def test_a_token_that_lasts_is_filled_in_once(backend: str) -> None:
 
 def test_a_blank_parts_equal_tokens() -> None:
     """Of 1 1 _ 1, and of 3 3 _ 3, the second token is another one; without the blank there is none."""
-    parted = align(planted([1, 1, 0, 1, 3, 3, 0, 3], V=4), [1], criterion="lasting_stc")
+    parted = align(planted([1, 1, 0, 1, 3, 3, 0, 3], V=4), [1])
     assert [(label.start, label.end) for label in parted.labels] == [(0, 2)]
     (span,) = parted.spans
     assert [filling[:2] for filling in span.tokens] == [(1, 3), (3, 4), (3, 7)]
     assert (span.start, span.end) == (3, 8)
     for log_penalty in (HALF, 0.0):
-        whole = align(planted([1, 1, 1], V=4), [1], criterion="lasting_stc", log_penalty=log_penalty)
+        whole = align(planted([1, 1, 1], V=4), [1], log_penalty=log_penalty)
         assert whole.spans == ()
         assert [(label.start, label.end) for label in whole.labels] == [(0, 3)]
 
     # Where there is no blank, a 1 that follows a 1 still is no other token: something else stands between.
     no_blank = planted([1, 1, 1, 1], V=4).index_fill(1, torch.tensor(0), CLOSED)
-    result = align(no_blank, [1, 1], [False, True, False], criterion="lasting_stc")
+    result = align(no_blank, [1, 1], [False, True, False])
     first, second = result.labels
     (span,) = result.spans
     assert (first.end, second.start) == (span.start, span.end)
@@ -161,13 +158,13 @@ def test_a_blank_parts_equal_tokens() -> None:
 def test_of_equals_what_stands_still_is_best() -> None:
     logits = torch.zeros(3, 3)
     logits[2, [0, 2]] = CLOSED  # 1 at last; before it nothing tells a blank from 1
-    (label,) = align(logits, [1], [False, False], criterion="lasting_stc").labels
+    (label,) = align(logits, [1], [False, False]).labels
     assert (label.start, label.end) == (0, 3)
 
     # At p = 1 the label may go on, or another 1 begin behind a blank; but none begins where the label stands.
     logits = torch.full((3, 3), CLOSED)
     logits[[0, 1, 1, 2], [1, 0, 1, 1]] = 0.0
-    result = align(logits, [1], criterion="lasting_stc", log_penalty=0.0)
+    result = align(logits, [1], log_penalty=0.0)
     fillings = [filling[:2] for span in result.spans for filling in span.tokens]
     assert (result.labels[0].end, fillings) in [(3, []), (1, [(1, 2)])]
 
@@ -179,9 +176,9 @@ def test_a_padded_batch_equals_single_utterances() -> None:
     batch = torch.full((5, 6, 4), math.nan)  # nothing past the frames is read
     for b, T in enumerate(frames):
         batch[b, :T] = 2 * torch.randn(T, 4, generator=random)
-    together = align_batch(batch, frames, labels, is_open, criterion="lasting_stc")
+    together = align_batch(batch, frames, labels, is_open)
     for b, T in enumerate(frames):
-        alone = align(batch[b, :T], labels[b], is_open[b], criterion="lasting_stc")
+        alone = align(batch[b, :T], labels[b], is_open[b])
         assert together[b].labels == alone.labels
         assert together[b].spans == alone.spans
         assert together[b].missing == pytest.approx(alone.missing)
@@ -205,19 +202,19 @@ def test_the_path_is_nothing_past_the_frames_and_where_there_is_none() -> None:
     [
         ([1, 2, 1, 2], None, "no alignment: 4 labels need more than 3 frames"),
         ([1, 1, 2], None, "no alignment: 3 labels need more than 3 frames"),  # a frame between the two
-        ([3], [False, False], "every alignment of the 1 labels with the 3 frames has probability 0 under lasting_stc"),
+        ([3], [False, False], "every alignment of the 1 labels with the 3 frames has probability 0 under stc"),
     ],
 )
 def test_without_an_alignment_a_sentence_says_why(labels: list[int], is_open: list[bool] | None, sentence: str) -> None:
     logits = torch.zeros(3, 4).index_fill(1, torch.tensor(3), CLOSED)
     with pytest.raises(ValueError, match=sentence):
-        align(logits, labels, is_open, criterion="lasting_stc")
-    assert align(logits, [1, 1], criterion="lasting_stc").log_score > CLOSED
+        align(logits, labels, is_open)
+    assert align(logits, [1, 1]).log_score > CLOSED
     with pytest.raises(ValueError, match="utterance 1: no alignment"):
-        align_batch(torch.zeros(2, 3, 4), [3, 1], [[1, 1], [1, 1]], criterion="lasting_stc")
+        align_batch(torch.zeros(2, 3, 4), [3, 1], [[1, 1], [1, 1]])
 
 
 def test_a_frame_in_which_nothing_is_possible() -> None:
     logits = torch.zeros(3, 4).index_fill(0, torch.tensor(1), CLOSED)
     with pytest.raises(ValueError, match="has probability 0"):
-        align(logits, [1], criterion="lasting_stc")
+        align(logits, [1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,13 +64,19 @@ def test_every_row_is_completed(run: Path, tmp_path: Path, mark: bool) -> None:
 
 def test_tokens_last_where_repeats_are_merged(run: Path, tmp_path: Path) -> None:
     longest = {}
-    for merged in (None, True):
-        job.complete(run, run / "data" / "partial0.json", tmp_path / "out.jsonl", device="cpu", merge_repeats=merged)
+    kept = shutil.copytree(run, tmp_path / "kept")
+    recipe = (run / "recipe.yaml").read_text()
+    assert "merge_repeats: true" in recipe
+    (kept / "recipe.yaml").write_text(recipe.replace("merge_repeats: true", "merge_repeats: false"))
+    for folder, merged in ((run, True), (kept, False)):
+        job.complete(folder, run / "data" / "partial0.json", tmp_path / f"{merged}.jsonl", device="cpu")
         spans = [
-            token["end"] - token["start"] for row in read_manifest(tmp_path / "out.jsonl") for token in row["added"]
+            token["end"] - token["start"]
+            for row in read_manifest(tmp_path / f"{merged}.jsonl")
+            for token in row["added"]
         ]
         longest[merged] = max(spans) / min(spans)
-    assert longest[None] == 1  # STC: a token is a frame
+    assert longest[False] == 1  # a token is a frame
     assert longest[True] > 1
 
 
@@ -184,12 +191,10 @@ def test_weights_are_those_that_were_tuned(run: Path, tmp_path: Path) -> None:
 
     plain, longer = texts(), texts(beta=8.0)
     assert sum(map(len, longer)) > sum(map(len, plain))
-    record = {"alpha": 0.0, "beta": 8.0, "lm": None, "lexicon": None, "merge_repeats": False}
+    record = {"alpha": 0.0, "beta": 8.0, "lm": None, "lexicon": None}
     tuned.write_text(json.dumps({"alone": record}))
     try:
         assert texts() == longer
         assert texts(beta=0.0) == plain
-        with pytest.raises(DataError, match="the length was tuned with repeats kept: give --keep-repeats, or a beta"):
-            texts(merge_repeats=True)
     finally:
         tuned.unlink()

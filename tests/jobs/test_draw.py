@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -17,24 +18,28 @@ from starseq.jobs.draw import draw
 
 def test_every_criterion_is_drawn_in_every_format() -> None:
     for criterion in criteria.names():
-        for published in (False, True):
-            assert draw(criterion, "cat", published=published).startswith("start 0\n")
-            assert draw(criterion, "cat", published=published, format="dot").startswith("digraph {")
-            ElementTree.fromstring(draw(criterion, "cat", published=published, format="svg"))
+        for published, merge_repeats in itertools.product((False, True), repeat=2):
+            how: Any = {"published": published, "merge_repeats": merge_repeats}
+            assert draw(criterion, "cat", **how).startswith("start 0\n")
+            assert draw(criterion, "cat", **how, format="dot").startswith("digraph {")
+            ElementTree.fromstring(draw(criterion, "cat", **how, format="svg"))
 
 
 @pytest.mark.parametrize(
     ("criterion", "published", "states"),
-    [("ctc", False, 7), ("ctc", True, 7), ("selfless_ctc", False, 4), ("selfless_ctc", True, 7), ("stc", False, 4),
-     ("stc", True, 11), ("lasting_stc", False, 11), ("lasting_stc", True, 11)],
+    [("ctc", False, 7), ("ctc", True, 7), ("selfless_ctc", False, 4), ("selfless_ctc", True, 7), ("stc", False, 11),
+     ("stc", True, 11)],
 )  # fmt: skip
 def test_the_published_graph_has_more_states(criterion: str, published: bool, states: int) -> None:
     assert draw(criterion, "cat", published=published, format="svg").count('class="state"') == states
+    if criterion == "stc":
+        kept = draw(criterion, "cat", published=published, merge_repeats=False, format="svg")
+        assert kept.count('class="state"') == (11 if published else 4)
 
 
 def test_a_token_that_lasts_pays_once() -> None:
     # The label stands in 2, 4 and 7, and lasts. An inserted x stands in 6 and 9, an inserted a in 10.
-    assert draw("lasting_stc", "a*", alphabet="x", penalty=-0.5, compose=3).splitlines()[2:] == [
+    assert draw("stc", "a*", alphabet="x", penalty=-0.5, compose=3).splitlines()[2:] == [
         "0 -> 1  ∅", "0 -> 2  a",
         "1 -> 3  ∅", "1 -> 4  a",
         "2 -> 5  ∅", "2 -> 4  a", "2 -> 6  x / -0.5",
@@ -47,25 +52,21 @@ def test_a_token_that_lasts_pays_once() -> None:
 
 @pytest.mark.parametrize("published", [False, True])
 def test_a_closed_gap_has_no_star(published: bool) -> None:
-    drawing = draw("lasting_stc", "the * fox", unit="word", penalty=-0.5, published=published)
+    drawing = draw("stc", "the * fox", unit="word", penalty=-0.5, published=published)
     stars = [line for line in drawing.splitlines() if "∗" in line]
     assert stars == ["1 -> 3  ∗ / -0.5", "2 -> 3  ∗ / -0.5", "3 -> 3  ∗ / -0.5", "3 -> 3  ∗…"]
     assert "1 -> 1  the" in drawing
-    assert draw("lasting_stc", "the * fox", unit="word", published=published, format="svg").count('class="state"') == 6
-    assert "∞" not in draw("stc", "the * fox", unit="word", published=published, format="svg")
+    assert draw("stc", "the * fox", unit="word", published=published, format="svg").count('class="state"') == 6
+    kept = draw("stc", "the * fox", unit="word", published=published, merge_repeats=False, format="svg")
+    assert "∞" not in kept
 
 
 def test_a_star_in_the_text_closes_the_other_gaps() -> None:
-    drawing = draw("stc", "the * fox", unit="word", penalty=-0.5)
+    drawing = draw("stc", "the * fox", unit="word", penalty=-0.5, merge_repeats=False)
     assert [line for line in drawing.splitlines() if "∗" in line] == ["1 -> 1  ∗ / -0.5"]
-    literal = draw("stc", r"2\*3", penalty=-0.5)
+    literal = draw("stc", r"2\*3", penalty=-0.5, merge_repeats=False)
     assert "1 -> 2  *" in literal
     assert literal.count("∗") == 4
-
-
-def test_matching_all_leaves_nothing_out() -> None:
-    assert "∖" in draw("stc", "cat")
-    assert "∖" not in draw("stc", "cat", matching="all")
 
 
 def test_emissions_show_all_tokens_and_no_scores() -> None:
@@ -75,13 +76,13 @@ def test_emissions_show_all_tokens_and_no_scores() -> None:
 
 def test_the_composition_holds_the_alignments() -> None:
     # "a" in two frames, with a second token x: first a then anything, or blank or x and then a.
-    assert draw("stc", "a", alphabet="x", penalty=-0.5, compose=2) == (
+    assert draw("stc", "a", alphabet="x", penalty=-0.5, compose=2, merge_repeats=False) == (
         "start 0\nfinal 3\n0 -> 1  ∅\n0 -> 1  x / -0.5\n0 -> 2  a\n1 -> 3  a\n2 -> 3  ∅\n2 -> 3  a, x / -0.5"
     )
 
 
 def test_the_composition_is_laid_out_by_frame_and_state() -> None:
-    root = ElementTree.fromstring(draw("stc", "a", compose=2, format="svg"))
+    root = ElementTree.fromstring(draw("stc", "a", compose=2, merge_repeats=False, format="svg"))
     circles = root.iter("{http://www.w3.org/2000/svg}circle")
     places = list(dict.fromkeys((float(circle.attrib["cx"]), float(circle.attrib["cy"])) for circle in circles))
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = places
@@ -89,14 +90,14 @@ def test_the_composition_is_laid_out_by_frame_and_state() -> None:
 
 
 def test_no_labels_at_all() -> None:
-    assert draw("stc", "", penalty=-0.5) == "start 0\nfinal 0\n0 -> 0  ∅\n0 -> 0  ∗ / -0.5"
+    assert draw("stc", "", penalty=-0.5, merge_repeats=False) == "start 0\nfinal 0\n0 -> 0  ∅\n0 -> 0  ∗ / -0.5"
     assert draw("ctc", "") == "start 0\nfinal 0\n0 -> 0  ∅"
 
 
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (("cctc", "cat"), {}, r"^criterion: 'cctc' is none of ctc, lasting_stc, selfless_ctc, stc$"),
+        (("cctc", "cat"), {}, r"^criterion: 'cctc' is none of ctc, selfless_ctc, stc$"),
         (("ctc", "c*t"), {}, r"^text: 'c\*t' marks gaps, and ctc has none$"),
         (("ctc", "cat"), {"penalty": -0.5}, r"^penalty: ctc has no star to weigh$"),
         (("stc", "cat"), {"penalty": 0.5}, r"^penalty: 0.5 is not a log-weight <= 0$"),
@@ -124,6 +125,8 @@ def test_the_command_writes_to_stdout_or_to_a_file(
 ) -> None:
     assert run(monkeypatch, "draw", "stc", "cat", "--penalty", "-0.5") == 0
     assert capsys.readouterr().out == draw("stc", "cat", penalty=-0.5) + "\n"
+    assert run(monkeypatch, "draw", "stc", "cat", "--keep-repeats") == 0
+    assert capsys.readouterr().out == draw("stc", "cat", merge_repeats=False) + "\n"
     for name, format in (("a.svg", "svg"), ("a.dot", "dot"), ("a.txt", "text"), ("a", "text")):
         assert run(monkeypatch, "draw", "stc", "cat", "-o", tmp_path / name) == 0
         assert (tmp_path / name).read_text() == draw("stc", "cat", format=format) + "\n"  # type: ignore[arg-type]

@@ -103,7 +103,7 @@ def test_in_is_out_and_failed(run: Path, partial: Path, tmp_path: Path, kind: jo
         assert (new["source"]["run"], new["source"]["kind"]) == ("teacher", kind)
         if kind == "plain":
             frames = emitted[old.id].log_probs
-            (tokens,) = greedy(frames[None], torch.tensor([len(frames)]), merge_repeats=False)
+            (tokens,) = greedy(frames[None], torch.tensor([len(frames)]), merge_repeats=True)
             assert new.text == loaded.tokeniser.decode(tokens)
             assert None not in new["token_confidence"]
         else:
@@ -470,29 +470,6 @@ def test_several_runs_of_other_frames_stopped_and_rescored(
         for path in (tmp_path / "7.jsonl", tmp_path / "whole" / "out.jsonl")
     ]
     assert texts[0].count("7") / len(texts[0]) > texts[1].count("7") / len(texts[1])
-
-
-def test_repeats_are_read_as_asked(run: Path, partial: Path, tmp_path: Path, command: Any) -> None:
-    texts = {}
-    for option in ("--merge-repeats", "--keep-repeats"):
-        target = tmp_path / f"{option}.jsonl"
-        code, _, err = command(run, partial, "-o", target, "--kind", "plain", "--device", "cpu", option)
-        assert code == 0, err
-        rows = [row for row in read_manifest(target) if row["split"] == "train"]
-        assert {row["source"]["merge_repeats"] for row in rows} == {option == "--merge-repeats"}
-        texts[option] = {row.id: row.text for row in rows}
-    label(run, partial, tmp_path / "own.jsonl", "plain")
-    own = [row for row in read_manifest(tmp_path / "own.jsonl") if row["split"] == "train"]
-    assert "merge_repeats" not in own[0]["source"]
-    assert {row.id: row.text for row in own} == texts["--keep-repeats"]
-    merged = texts["--merge-repeats"]
-    assert merged != texts["--keep-repeats"]
-    assert all(len(merged[id]) <= len(text) for id, text in texts["--keep-repeats"].items() if id in merged)
-    known = {row.id: row for row in read_manifest(partial)}
-    label(run, partial, tmp_path / "both.jsonl", also=[run], merge_repeats=True, beam=20)
-    assert all(
-        contains(row.text, known[row.id]) for row in read_manifest(tmp_path / "both.jsonl") if row["split"] == "train"
-    )
 
 
 def test_several_runs_need_the_same_tokens(run: Path, partial: Path, tmp_path: Path, command: Any) -> None:

@@ -20,7 +20,7 @@ from tests import tiny
 from tests.train.two_processes import SHARES
 from typer.testing import CliRunner
 
-from starseq import onsets, runs
+from starseq import runs
 from starseq.cli import app
 from starseq.config import load_recipe
 from starseq.data.dataset import collate
@@ -294,19 +294,6 @@ def test_a_run_that_goes_on_needs_only_what_changes(run_folder: Path, tmp_path: 
     assert code == 0, error
     found, before = (load_recipe(place / "recipe.yaml") for place in (folder, run_folder))
     assert (found.trainer.log_every, found.model, found.data) == (1, before.model, before.data)
-
-
-def test_outputs_that_tell_where_tokens_begin(corpus: Path, tmp_path: Path) -> None:
-    """A setting of the model: what is loaded gives out the same as what was trained, and readings follow."""
-    folder = tmp_path / "run"
-    train(tiny.recipe(corpus, "trainer.max_steps=2", "model.onsets=true"), folder)
-    run = runs.load(folder)
-    assert run.recipe.model.settings["onsets"] is True
-    x, lengths = torch.rand(1, 90, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([90])
-    found, _ = run.model(x, lengths)
-    plain = load_recipe(folder / "recipe.yaml", ["model.onsets=false"]).network(run.tokeniser.vocabulary).eval()
-    plain.load_state_dict(run.model.state_dict())
-    torch.testing.assert_close(found, onsets(plain(x, lengths)[0], batch_first=True))
 
 
 def test_the_list_of_recipes() -> None:

@@ -55,17 +55,6 @@ def test_signature(name):
     assert all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in parameters[2:])
 
 
-def test_outputs_may_tell_where_tokens_begin(name):
-    x, lengths = torch.randn(2, 70, HEIGHT, generator=torch.Generator().manual_seed(0)), torch.tensor([70, 50])
-    plain, begins = small(name).eval(), small(name, onsets=True).eval()
-    assert list(plain.state_dict()) == list(begins.state_dict())
-    logits, frames = plain(x, lengths)
-    found, same = begins(x, lengths)
-    assert torch.equal(frames, same)
-    torch.testing.assert_close(found, starseq.onsets(logits, batch_first=True))
-    assert not torch.allclose(found, logits.log_softmax(-1))
-
-
 def test_lengths_agree_with_the_data():
     lengths = torch.arange(50)
     for stride in (1, 2, 3, 4, 8):
@@ -131,7 +120,7 @@ def test_mixed_precision(name):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits, _ = model(x, lengths)
     targets = torch.tensor([[1, 2], [3, 0]])
-    loss = starseq.stc_loss(logits, targets, after, (2, 1), batch_first=True)
+    loss = starseq.stc_loss(logits, targets, after, (2, 1), penalty=-0.5, batch_first=True)
     loss.backward()
     assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in model.parameters())
     for b, n in enumerate(after.tolist()):

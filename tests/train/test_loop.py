@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests import tiny
 from torch import Tensor
 
-from starseq import loss, runs
+from starseq import runs
 from starseq.config import Recipe
 from starseq.data.dataset import collate
 from starseq.data.errors import DataError
@@ -95,7 +95,7 @@ CASES = {
     "momentum, bf16": ("optim.name=sgd", "optim.momentum=0.9", "trainer.precision=bf16", "optim.lr=0.001"),
     "averaged": ("optim.average=0.3",),
     "workers": ("data.workers=1", "data.cache=false"),
-    "sharper": ("sharpness={final: 4, begin: 1, end: 4}", "penalty={name: adaptive}"),
+    "adaptive": ("penalty={name: adaptive}",),
 }  # fmt: skip
 
 
@@ -543,26 +543,6 @@ def test_an_adaptive_penalty_is_fed(root: Path, tmp_path: Path, monkeypatch: pyt
     seen.clear()
     train(tiny.recipe(root, *adaptive, "criterion.name=ctc"), tmp_path / "ctc")
     assert not seen
-
-
-@pytest.mark.parametrize("criterion", ["stc", "lasting_stc", "ctc"])
-def test_sharpness_follows_the_passes(
-    criterion: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[float] = []
-    real = getattr(loss, f"{criterion}_loss")
-
-    def spy(*arguments: Any, **options: Any) -> Any:
-        seen.append(options.get("sharpness", 0.0))
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(loss, f"{criterion}_loss", spy)
-    sharp = ("sharpness={final: 3, begin: 1, end: 3}", "trainer.max_steps=null", "trainer.max_epochs=5")
-    train(tiny.recipe(root, f"criterion.name={criterion}", "optim.schedule.name=constant", *sharp), tmp_path / "run")
-    passes = [k for i, k in enumerate(seen) if i == 0 or k != seen[i - 1]]
-    assert passes == ([0] if criterion == "ctc" else [1, 2, 3])
-    assert len(seen) % 5 == 0
-    assert sum(k == 3 for k in seen) == (0 if criterion == "ctc" else 2 * len(seen) // 5)
 
 
 def test_the_gradient_is_that_of_the_mean_over_the_window(root: Path, tmp_path: Path) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from starseq.data.dataset import Batch
-from starseq.loss import selfless_ctc_loss, stc_loss
+from starseq.loss import ctc_loss, selfless_ctc_loss, stc_loss
 from starseq.penalty import InsertionPenalty
 from starseq.train.objective import Objective
+
+HALF = InsertionPenalty(0.5, 0.5, half_life=1)
 
 
 def table(x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,7 +33,7 @@ def batch() -> Batch:
 
 
 def test_the_loss_is_the_sum_over_labels_with_closed_gaps(batch: Batch) -> None:
-    scored = Objective("stc", InsertionPenalty(0.4, 0.4))(table, batch, inserted=True, blanks=True)
+    scored = Objective("stc", InsertionPenalty(0.4, 0.4, half_life=1))(table, batch, inserted=True, blanks=True)
     gaps = torch.where(batch.open, torch.tensor(0.4).log(), torch.tensor(-math.inf))
     expected = stc_loss(
         batch.x, batch.targets, batch.lengths, batch.target_lengths, penalty=gaps, reduction="none", batch_first=True
@@ -44,17 +47,16 @@ def test_the_loss_is_the_sum_over_labels_with_closed_gaps(batch: Batch) -> None:
     assert scored.blanks.item() == pytest.approx(blanks / 16)
 
 
-def test_all_gaps_closed_is_selfless_ctc(batch: Batch) -> None:
+@pytest.mark.parametrize(("merge_repeats", "loss"), [(True, ctc_loss), (False, selfless_ctc_loss)])
+def test_all_gaps_closed_is_ctc(batch: Batch, merge_repeats: bool, loss: Any) -> None:
     batch.open = torch.zeros_like(batch.open)
-    closed = Objective("stc", InsertionPenalty())(table, batch).losses
-    expected = selfless_ctc_loss(
-        batch.x, batch.targets, batch.lengths, batch.target_lengths, reduction="none", batch_first=True
-    )
+    closed = Objective("stc", HALF, merge_repeats=merge_repeats)(table, batch).losses
+    expected = loss(batch.x, batch.targets, batch.lengths, batch.target_lengths, reduction="none", batch_first=True)
     torch.testing.assert_close(closed, expected)
 
 
 def test_without_star_nothing_is_inserted(batch: Batch) -> None:
-    scored = Objective("ctc", InsertionPenalty())(table, batch, inserted=True)
+    scored = Objective("ctc", HALF)(table, batch, inserted=True)
     assert scored.inserted is None
     assert scored.blanks is None
 
@@ -68,8 +70,8 @@ def test_half_precision_is_that_of_the_model_alone(batch: Batch) -> None:
         seen.append(logits.dtype)
         return logits, lengths
 
-    full = Objective("stc", InsertionPenalty())(model, batch).losses
-    half = Objective("stc", InsertionPenalty(), precision="bf16")(model, batch).losses
+    full = Objective("stc", HALF)(model, batch).losses
+    half = Objective("stc", HALF, precision="bf16")(model, batch).losses
     assert seen == [torch.float32, torch.bfloat16]
     assert half.dtype == torch.float32
     torch.testing.assert_close(half, full, rtol=0.02, atol=0.05)

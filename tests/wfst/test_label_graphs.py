@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -21,14 +22,15 @@ from starseq.wfst import (
     expand_stars,
     forward_score,
     intersect,
-    lasting_stc_graph,
     selfless_ctc_graph,
     star_label,
     star_symbols,
     stc_chain,
-    stc_graph,
     stc_positions,
 )
+from starseq.wfst import stc_graph as merged_stc_graph
+
+stc_graph = partial(merged_stc_graph, merge_repeats=False)  # as published
 
 TARGETS = [[], [1], [1, 2], [1, 1], [2, 1, 1, 3]]
 
@@ -58,8 +60,8 @@ def test_numbers_of_states_and_arcs(target: list[int]) -> None:
     assert len(stc_graph(target).arcs) == 3 * (3 * U + 2) - (3 if U else 2)
     assert len(stc_chain(target).arcs) == 2 * (U + 1) + U
     # Where tokens last: loops of labels and of stars more, and no arc between equal labels.
-    assert lasting_stc_graph(target).num_states == 3 * U + 2
-    assert len(lasting_stc_graph(target).arcs) == len(stc_graph(target).arcs) + U + (U + 1) - repeats
+    assert merged_stc_graph(target).num_states == 3 * U + 2
+    assert len(merged_stc_graph(target).arcs) == len(stc_graph(target).arcs) + U + (U + 1) - repeats
 
 
 def test_stars_expand_to_every_token_they_let_pass() -> None:
@@ -81,7 +83,7 @@ def test_unexpanded_stars() -> None:
 
 
 def test_a_token_that_lasts_is_drawn_and_not_expanded() -> None:
-    graph = lasting_stc_graph([1], log_penalty=-0.5)
+    graph = merged_stc_graph([1], log_penalty=-0.5)
     loops = {
         arc.source: weight
         for arc, weight in zip(graph.arcs, graph.weights.tolist(), strict=True)
@@ -123,11 +125,8 @@ def test_selfless_ctc_alignments() -> None:
 def test_stc_alignments(graph) -> None:
     # All that hold a 1, each once: 3^3 less the 2^3 that don't.
     assert count(graph([1], tokens=[1, 2]), T=3, V=3) == 19
-    # With every embedding: 3 places for the matched 1, anything in the other two frames.
-    assert count(graph([1], tokens=[1, 2], matching="all"), T=3, V=3) == 27
-    # At least two 1s: 11- 1-1 -11 111; in 111 there are three ways to match two.
+    # At least two 1s: 11- 1-1 -11 111
     assert count(graph([1, 1], tokens=[1]), T=3, V=2) == 4
-    assert count(graph([1, 1], tokens=[1], matching="all"), T=3, V=2) == 6
     # Nothing is known: everything fits. No frames: only nothing fits.
     assert count(graph([], tokens=[1, 2]), T=3, V=3) == 27
     assert count(graph([], tokens=[1, 2]), T=0, V=3) == 1
@@ -152,23 +151,21 @@ def test_stc_alignments_with_closed_gaps(graph) -> None:
     assert forward_score(intersect(emission_graph(log_probs), labels)).exp().item() == pytest.approx(12)
 
 
-def test_lasting_stc_alignments() -> None:
+def test_alignments_with_merged_repeats() -> None:
     # "1" in 2 frames: -1 1- 11 12 21. Each counts once, for 11 is one token.
-    assert count(lasting_stc_graph([1], tokens=[1, 2]), T=2, V=3) == 5
-    assert count(lasting_stc_graph([1], tokens=[1, 2], matching="all"), T=2, V=3) == 5
-    # In 3 frames all that hold a 1, and 1-1 121 twice if either 1 may be the label.
-    assert count(lasting_stc_graph([1], tokens=[1, 2]), T=3, V=3) == 19
-    assert count(lasting_stc_graph([1], tokens=[1, 2], matching="all"), T=3, V=3) == 21
+    assert count(merged_stc_graph([1], tokens=[1, 2]), T=2, V=3) == 5
+    # In 3 frames all that hold a 1.
+    assert count(merged_stc_graph([1], tokens=[1, 2]), T=3, V=3) == 19
     # "1 1" in 3 frames: 1-1 121. In 2 frames there is no room.
-    assert count(lasting_stc_graph([1, 1], tokens=[1, 2]), T=3, V=3) == 2
-    assert count(lasting_stc_graph([1, 1], tokens=[1, 2]), T=2, V=3) == 0
+    assert count(merged_stc_graph([1, 1], tokens=[1, 2]), T=3, V=3) == 2
+    assert count(merged_stc_graph([1, 1], tokens=[1, 2]), T=2, V=3) == 0
     # "1 * 2" in 3 frames: -12 1-2 12- 112 122.
     penalty = torch.tensor([-math.inf, 0.0, -math.inf])
-    assert count(lasting_stc_graph([1, 2], tokens=[1, 2], log_penalty=penalty), T=3, V=3) == 5
+    assert count(merged_stc_graph([1, 2], tokens=[1, 2], log_penalty=penalty), T=3, V=3) == 5
     # Nothing is known: everything fits. No frames: only nothing fits.
-    assert count(lasting_stc_graph([], tokens=[1, 2]), T=3, V=3) == 27
-    assert count(lasting_stc_graph([], tokens=[1, 2]), T=0, V=3) == 1
-    assert count(lasting_stc_graph([1], tokens=[1, 2]), T=0, V=3) == 0
+    assert count(merged_stc_graph([], tokens=[1, 2]), T=3, V=3) == 27
+    assert count(merged_stc_graph([], tokens=[1, 2]), T=0, V=3) == 1
+    assert count(merged_stc_graph([1], tokens=[1, 2]), T=0, V=3) == 0
 
 
 def test_an_inserted_token_pays_once() -> None:
@@ -176,7 +173,7 @@ def test_an_inserted_token_pays_once() -> None:
     frames = torch.full((4, 3), -math.inf, dtype=torch.float64)
     frames[range(4), [1, 2, 2, 1]] = 0.0
     for target, expected in (([1], 0.25), ([1, 1], 0.5), ([2], 0.25), ([], 0.125)):
-        graph = lasting_stc_graph(target, tokens=[1, 2], log_penalty=math.log(0.5))
+        graph = merged_stc_graph(target, tokens=[1, 2], log_penalty=math.log(0.5))
         assert forward_score(intersect(emission_graph(frames), graph)).exp().item() == pytest.approx(expected)
 
 
@@ -196,19 +193,19 @@ def utterances(draw: st.DrawFn):
     T = draw(st.integers(0, 6))
     penalty = st.one_of(st.just(-math.inf), st.floats(-4.0, 0.0))
     penalties = draw(st.lists(penalty, min_size=len(target) + 1, max_size=len(target) + 1))
-    return T, V, target, penalties, draw(st.sampled_from(["leftmost", "all"])), draw(st.integers(0, 2**32 - 1))
+    return T, V, target, penalties, draw(st.integers(0, 2**32 - 1))
 
 
 @settings(max_examples=150, deadline=None)
 @given(utterances())
 def test_published_graph_equals_chain(utterance) -> None:
-    T, V, target, penalties, matching, seed = utterance
+    T, V, target, penalties, seed = utterance
     logits = torch.randn(T, V, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     log_probs = logits.log_softmax(-1).requires_grad_()
     log_penalty = torch.tensor(penalties, dtype=torch.float64, requires_grad=True)
     results = []
     for graph in (stc_graph, stc_chain):
-        labels = graph(target, tokens=range(1, V), log_penalty=log_penalty, matching=matching)
+        labels = graph(target, tokens=range(1, V), log_penalty=log_penalty)
         score = forward_score(intersect(emission_graph(log_probs), labels))
         results.append((score, *torch.autograd.grad(score, (log_probs, log_penalty))))
     for published, chain in zip(*results, strict=True):
@@ -218,15 +215,13 @@ def test_published_graph_equals_chain(utterance) -> None:
 # --- bad input
 
 
-@pytest.mark.parametrize("graph", [ctc_graph, selfless_ctc_graph, stc_graph, stc_chain, lasting_stc_graph])
+@pytest.mark.parametrize("graph", [ctc_graph, selfless_ctc_graph, stc_graph, stc_chain, merged_stc_graph])
 def test_the_blank_is_no_label(graph) -> None:
     with pytest.raises(ValueError, match="target: the blank 3 is among the labels, at position 1"):
         graph([1, 3], blank=3)
 
 
-@pytest.mark.parametrize("graph", [stc_graph, stc_chain, lasting_stc_graph])
-def test_bad_penalty_and_matching(graph) -> None:
+@pytest.mark.parametrize("graph", [stc_graph, stc_chain, merged_stc_graph])
+def test_bad_penalty(graph) -> None:
     with pytest.raises(ValueError, match=r"log_penalty: expected a number or shape \(3,\), got shape \(2,\)"):
         graph([1, 2], log_penalty=torch.zeros(2))
-    with pytest.raises(ValueError, match="matching: expected 'leftmost' or 'all', got 'rightmost'"):
-        graph([1, 2], matching="rightmost")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from hypothesis import strategies as st
 from tests import brute_force
 from tests.wfst.test_label_graphs import utterances
 
-from starseq.wfst import ctc, lasting_stc, selfless_ctc, stc
+from starseq.wfst import ctc, selfless_ctc
+from starseq.wfst import stc as merged_stc
+
+stc = partial(merged_stc, merge_repeats=False)  # as published
 
 
 def random_log_probs(T: int, V: int, seed: int = 0) -> torch.Tensor:
@@ -22,7 +26,7 @@ def random_log_probs(T: int, V: int, seed: int = 0) -> torch.Tensor:
 @settings(max_examples=60, deadline=None)
 @given(utterances(), st.booleans())
 def test_against_brute_force(utterance, normalized: bool) -> None:
-    T, V, target, penalties, matching, seed = utterance
+    T, V, target, penalties, seed = utterance
     log_probs = random_log_probs(min(T, 4), V, seed)
     if not normalized:  # any scores will do
         log_probs = (2 * log_probs + 1).detach().requires_grad_()
@@ -30,12 +34,12 @@ def test_against_brute_force(utterance, normalized: bool) -> None:
     frames = log_probs.tolist()
     for loss, truth in (
         (
-            stc(log_probs, target, log_penalty=log_penalty, matching=matching),
-            brute_force.stc(frames, target, penalties, 0, matching),
+            stc(log_probs, target, log_penalty=log_penalty),
+            brute_force.stc(frames, target, penalties, merge_repeats=False),
         ),
         (
-            lasting_stc(log_probs, target, log_penalty=log_penalty, matching=matching),
-            brute_force.lasting_stc(frames, target, penalties, 0, matching),
+            merged_stc(log_probs, target, log_penalty=log_penalty),
+            brute_force.stc(frames, target, penalties),
         ),
         (ctc(log_probs, target), brute_force.ctc(frames, target)),
         (selfless_ctc(log_probs, target), brute_force.selfless_ctc(frames, target)),
@@ -68,16 +72,15 @@ def test_ctc_against_torch(V: int, T: int, data: st.DataObject) -> None:
         torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (ours, theirs)))
 
 
-@pytest.mark.parametrize("matching", ["leftmost", "all"])
 @pytest.mark.parametrize("target", [[], [1], [1, 1, 2]])
-def test_gradcheck(target: list[int], matching: str) -> None:
+def test_gradcheck(target: list[int]) -> None:
     log_probs = random_log_probs(5, 4)
     per_gap = torch.linspace(-2.0, -0.1, len(target) + 1, dtype=torch.float64, requires_grad=True)
     scalar = torch.tensor(-0.7, dtype=torch.float64, requires_grad=True)
     for log_penalty in (per_gap, scalar):
-        for loss in (stc, lasting_stc):
+        for loss in (stc, merged_stc):
             assert torch.autograd.gradcheck(
-                lambda x, penalty, loss=loss: loss(x, target, log_penalty=penalty, matching=matching),
+                lambda x, penalty, loss=loss: loss(x, target, log_penalty=penalty),
                 (log_probs, log_penalty),
             )
     assert torch.autograd.gradcheck(lambda x: ctc(x, target), log_probs)
@@ -99,7 +102,7 @@ def test_a_penalty_of_minus_infinity_is_selfless_ctc() -> None:
 
 def test_a_penalty_of_minus_infinity_is_ctc_where_tokens_last() -> None:
     log_probs = random_log_probs(6, 4)
-    torch.testing.assert_close(lasting_stc(log_probs, [1, 1, 3], log_penalty=-math.inf), ctc(log_probs, [1, 1, 3]))
+    torch.testing.assert_close(merged_stc(log_probs, [1, 1, 3], log_penalty=-math.inf), ctc(log_probs, [1, 1, 3]))
 
 
 def test_the_blank_may_be_any_column() -> None:
@@ -107,7 +110,7 @@ def test_the_blank_may_be_any_column() -> None:
     moved = log_probs[:, [1, 2, 3, 0]]  # blank last, labels one down
     for loss, same in (
         (stc(log_probs, [1, 3], log_penalty=-0.5), stc(moved, [0, 2], log_penalty=-0.5, blank=3)),
-        (lasting_stc(log_probs, [1, 3], log_penalty=-0.5), lasting_stc(moved, [0, 2], log_penalty=-0.5, blank=3)),
+        (merged_stc(log_probs, [1, 3], log_penalty=-0.5), merged_stc(moved, [0, 2], log_penalty=-0.5, blank=3)),
         (ctc(log_probs, [1, 3]), ctc(moved, [0, 2], blank=3)),
         (selfless_ctc(log_probs, [1, 3]), selfless_ctc(moved, [0, 2], blank=3)),
     ):
@@ -124,7 +127,7 @@ def test_infeasible_is_infinite_with_gradient_zero(T: int, target: list[int]) ->
     log_penalty = torch.tensor(-0.5, requires_grad=True)
     for loss in (
         stc(log_probs, target, log_penalty=log_penalty),
-        lasting_stc(log_probs, target, log_penalty=log_penalty),
+        merged_stc(log_probs, target, log_penalty=log_penalty),
         ctc(log_probs, target),
         selfless_ctc(log_probs, target),
     ):
@@ -137,7 +140,7 @@ def test_an_impossible_frame_is_infinite_with_gradient_zero() -> None:
     log_probs = random_log_probs(4, 3).detach()
     log_probs[2] = -math.inf
     log_probs.requires_grad_()
-    for criterion in (stc, lasting_stc):
+    for criterion in (stc, merged_stc):
         loss = criterion(log_probs, [1], log_penalty=-0.5)
         assert loss == math.inf
         assert not torch.autograd.grad(loss, log_probs)[0].any()
@@ -145,7 +148,7 @@ def test_an_impossible_frame_is_infinite_with_gradient_zero() -> None:
 
 def test_all_closed_gaps_still_give_a_gradient_of_zero() -> None:
     log_penalty = torch.full((3,), -math.inf, requires_grad=True)
-    for criterion in (stc, lasting_stc):
+    for criterion in (stc, merged_stc):
         loss = criterion(random_log_probs(4, 3), [1, 2], log_penalty=log_penalty)
         assert loss.isfinite()
         assert torch.autograd.grad(loss, log_penalty)[0].tolist() == [0.0, 0.0, 0.0]
@@ -153,7 +156,7 @@ def test_all_closed_gaps_still_give_a_gradient_of_zero() -> None:
 
 def test_nothing_to_read_and_nothing_read() -> None:
     nothing = torch.zeros(0, 3, requires_grad=True)
-    of_stars = [loss(nothing, [], log_penalty=-0.5) for loss in (stc, lasting_stc)]
+    of_stars = [loss(nothing, [], log_penalty=-0.5) for loss in (stc, merged_stc)]
     for loss in (*of_stars, ctc(nothing, []), selfless_ctc(nothing, [])):
         assert loss == 0.0
         assert torch.autograd.grad(loss, nothing)[0].shape == (0, 3)
@@ -163,7 +166,7 @@ def test_nan_gives_nan() -> None:
     log_probs = torch.zeros(4, 3)
     log_probs[1, 1] = math.nan
     assert stc(log_probs, [1], log_penalty=-0.5).isnan()
-    assert lasting_stc(log_probs, [1], log_penalty=-0.5).isnan()
+    assert merged_stc(log_probs, [1], log_penalty=-0.5).isnan()
     assert ctc(log_probs, [1]).isnan()
 
 

@@ -102,14 +102,6 @@ Root = Annotated[
 ]
 Alpha = Annotated[float | None, typer.Option(help="Weight of --lm.", show_default="as tuned")]
 RescoreAlpha = Annotated[float | None, typer.Option(help="Weight of --rescore.", show_default="as tuned")]
-MergeRepeats = Annotated[
-    bool | None,
-    typer.Option(
-        "--merge-repeats/--keep-repeats",
-        help="Read repeats in a row of frames as one token, or as several.",
-        show_default="as the criterion has it",
-    ),
-]
 Beta = Annotated[float | None, typer.Option(help="Weight of the length.", show_default="as tuned")]
 NGram = Annotated[Path | None, typer.Option(help="n-gram model of the search: ARPA, plain or .gz, or KenLM's binary.")]
 Lexicon = Annotated[Path | None, typer.Option(help="Words that a model of letters is held to, one a line.")]

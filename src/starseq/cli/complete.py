@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from starseq.cli._app import Device, MergeRepeats, Root, RunFolder, SkipUnreadable, app, echo_outside, progress_bar
+from starseq.cli._app import Device, Root, RunFolder, SkipUnreadable, app, echo_outside, progress_bar
 
 
 @app.command()
@@ -27,7 +27,6 @@ def complete(
     beam_threshold: Annotated[float, typer.Option(help="Drop prefixes that are worse than the best by more.")] = 25.0,
     beam_tokens: Annotated[int, typer.Option(help="The likeliest tokens of each frame extend prefixes.")] = 50,
     nbest: Annotated[int, typer.Option(help="Write so many transcripts of each row, in the field hyps.")] = 1,
-    merge_repeats: MergeRepeats = None,
     device: Device = "auto",
     root: Root = None,
     skip_bad: SkipUnreadable = False,
@@ -43,7 +42,7 @@ def complete(
     with progress_bar("Completing") as progress:
         counts = job.complete(
             run, manifest, out, split=split, lm=lm, alpha=alpha, beta=beta, beam=beam, beam_threshold=beam_threshold,
-            tokens_per_frame=beam_tokens, nbest=nbest, merge_repeats=merge_repeats, device=device, root=root, skip_bad=skip_bad,
+            tokens_per_frame=beam_tokens, nbest=nbest, device=device, root=root, skip_bad=skip_bad,
             progress=progress,
         )  # fmt: skip
     typer.echo(f"{out}: {counts.done:,} of {counts.rows:,} rows completed")

@@ -25,9 +25,9 @@ def draw(
     penalty: Annotated[
         float | None, typer.Option(metavar="LAMBDA", help="Log-weight of an inserted token.", show_default="log 0.5")
     ] = None,
-    matching: Annotated[
-        Literal["leftmost", "all"], typer.Option(help="Which embeddings of the labels count.")
-    ] = "leftmost",
+    keep_repeats: Annotated[
+        bool, typer.Option("--keep-repeats", help="Published STC: every frame is a token of its own.")
+    ] = False,
     alphabet: Annotated[str, typer.Option(help="Tokens besides those of the text.")] = "",
     published: Annotated[
         bool, typer.Option("--published", help="As the papers draw it, not the smaller graph that is run.")
@@ -55,7 +55,7 @@ def draw(
         format=format or job.FORMATS.get(suffix, "text"),
         unit=unit,
         penalty=penalty,
-        matching=matching,
+        merge_repeats=not keep_repeats,
         alphabet=alphabet,
         published=published,
         emissions=emissions,

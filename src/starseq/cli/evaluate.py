@@ -13,7 +13,6 @@ from starseq.cli._app import (
     Beta,
     Device,
     Lexicon,
-    MergeRepeats,
     RescoreAlpha,
     RescoreUnit,
     Root,
@@ -56,7 +55,6 @@ def evaluate(
         ),
     ] = None,
     beam_tokens: BeamTokens = 50,
-    merge_repeats: MergeRepeats = None,
     workers: Workers = 2,
     examples: Annotated[int, typer.Option(min=0, help="Show so many of the worst readings, and as many others.")] = 3,
 ) -> None:
@@ -82,7 +80,6 @@ def evaluate(
             device=device,
             root=root,
             methods=reader.methods(),
-            merge_repeats=merge_repeats,
             progress=progress,
         )
     typer.echo(result.table())

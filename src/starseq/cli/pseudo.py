@@ -12,7 +12,6 @@ from starseq.cli._app import (
     BeamTokens,
     Beta,
     Device,
-    MergeRepeats,
     Rescore,
     RescoreAlpha,
     RescoreUnit,
@@ -71,7 +70,6 @@ def pseudo(
         ),
     ] = None,
     beam_tokens: BeamTokens = 50,
-    merge_repeats: MergeRepeats = None,
     workers: Workers = 2,
     skip_bad: SkipUnreadable = False,
     shard: Annotated[
@@ -101,7 +99,7 @@ def pseudo(
             run, manifest, out, kind=kind, also=also or (), splits=split or (),
             threshold=job.THRESHOLD if threshold is None else threshold, lm=lm, lexicon=lexicon, rescore=rescore, alpha=alpha,
             beta=beta, rescore_alpha=rescore_alpha, rescore_beta=rescore_beta, rescore_unit=rescore_unit, beam=beam,
-            beam_tokens=beam_tokens, merge_repeats=merge_repeats, workers=workers, device=device, root=root, skip_bad=skip_bad,
+            beam_tokens=beam_tokens, workers=workers, device=device, root=root, skip_bad=skip_bad,
             shard=None if shard is None else Shard.parse(shard), merge=merge, progress=progress,
         )  # fmt: skip
     typer.echo(summary.report())

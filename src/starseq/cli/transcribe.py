@@ -14,7 +14,6 @@ from starseq.cli._app import (
     Beta,
     Device,
     Lexicon,
-    MergeRepeats,
     NGram,
     Rescore,
     RescoreAlpha,
@@ -49,7 +48,6 @@ def transcribe(
         typer.Option(help="Hypotheses that the search keeps after each frame.", show_default="500 with --lm"),
     ] = None,
     beam_tokens: BeamTokens = 50,
-    merge_repeats: MergeRepeats = None,
     workers: Workers = 0,
     device: Device = "auto",
 ) -> None:
@@ -74,9 +72,7 @@ def transcribe(
         searched=beam is not None,
     )  # fmt: skip
     with progress_bar("Reading") as progress:
-        for result in job.transcribe(
-            run, files, reader=reader, device=device, merge_repeats=merge_repeats, progress=progress
-        ):
+        for result in job.transcribe(run, files, reader=reader, device=device, progress=progress):
             if isinstance(result, job.Failure):
                 failures.append(result.reason)
                 continue

@@ -10,7 +10,6 @@ import typer
 from starseq.cli._app import (
     BeamTokens,
     Lexicon,
-    MergeRepeats,
     NGram,
     Rescore,
     Root,
@@ -38,7 +37,6 @@ def tune(
     nbest: Annotated[int, typer.Option(help="Texts in each list.")] = 512,
     alpha: Annotated[float, typer.Option(help="Weight of the language model in the first search.")] = 0.5,
     beta: Annotated[float, typer.Option(help="Weight of the length in the first search.")] = 0.0,
-    merge_repeats: MergeRepeats = None,
     rounds: Annotated[int, typer.Option(help="Searches at most; 2 are the least.")] = 4,
     workers: Workers = 2,
     device: Annotated[
@@ -60,7 +58,7 @@ def tune(
         result = job(
             run, lm=lm, lexicon=lexicon, rescore=rescore, rescore_unit=rescore_unit, split=split, manifest=manifest,
             root=root, beam=settings, alpha=alpha, beta=beta, rounds=rounds, workers=workers, device=device_of(device),
-            merge_repeats=merge_repeats, progress=progress,
+            progress=progress,
         )  # fmt: skip
     typer.echo(result.report())
     surface = "tune-alone.png" if lm is None else "tune-beam.png"

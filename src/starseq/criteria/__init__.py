@@ -22,7 +22,7 @@ def names() -> list[str]:
     """The criteria there are.
 
     >>> names()
-    ['ctc', 'lasting_stc', 'selfless_ctc', 'stc']
+    ['ctc', 'selfless_ctc', 'stc']
     """
     modules = (module.name for module in pkgutil.iter_modules(__path__))
     return sorted(name for name in modules if hasattr(importlib.import_module(f"{__name__}.{name}"), "label_graph"))
@@ -34,7 +34,7 @@ def load(name: str) -> Callable[..., LabelGraph]:
     >>> load("cctc")
     Traceback (most recent call last):
     ...
-    ValueError: criterion: 'cctc' is none of ctc, lasting_stc, selfless_ctc, stc
+    ValueError: criterion: 'cctc' is none of ctc, selfless_ctc, stc
     """
     if name not in names():
         raise ValueError(f"criterion: {name!r} is none of {', '.join(names())}")
@@ -43,20 +43,22 @@ def load(name: str) -> Callable[..., LabelGraph]:
 
 
 def has_star(name: str) -> bool:
-    """Whether a criterion has stars, and so takes `log_penalty` and `matching`.
+    """Whether a criterion has stars, and so takes `log_penalty` and `merge_repeats`.
 
     >>> [has_star(name) for name in names()]
-    [False, True, False, True]
+    [False, False, True]
     """
     return "log_penalty" in inspect.signature(load(name)).parameters
 
 
-def merges_repeats(name: str) -> bool:
+def merges_repeats(name: str, merge_repeats: bool = True) -> bool:
     """Whether a label may last for several frames, so that repeats in a row of frames are one label.
 
-    >>> [merges_repeats(name) for name in names()]
-    [True, True, False, False]
+    merge_repeats: as the loss was told, for a criterion that has the choice; the others have none.
+
+    >>> [merges_repeats(name) for name in names()], merges_repeats("stc", merge_repeats=False)
+    ([True, False, True], False)
     """
-    penalty = {"log_penalty": torch.zeros(1, 2)} if has_star(name) else {}
-    graph = load(name)(torch.tensor([[1]]), torch.tensor([1]), blank=0, **penalty)
+    stars = {"log_penalty": torch.zeros(1, 2), "merge_repeats": merge_repeats} if has_star(name) else {}
+    graph = load(name)(torch.tensor([[1]]), torch.tensor([1]), blank=0, **stars)
     return graph.tokens.stay is not None

@@ -33,18 +33,18 @@ def wide(targets: Tensor) -> Tensor:
 def gaps_of(label_graph: LabelGraph) -> Gaps:
     """The rows of a graph in which inserted tokens last: of its 2U+1 states the even ones are gaps, the odd ones labels.
 
-    >>> from starseq.criteria import lasting_stc
+    >>> from starseq.criteria import stc
     >>> targets, lengths, weights = torch.tensor([[1, 2]]), torch.tensor([2]), torch.tensor([[-0.5, -torch.inf, -0.5]])
-    >>> gaps = gaps_of(lasting_stc.label_graph(targets, lengths, blank=0, log_penalty=weights))
+    >>> gaps = gaps_of(stc.label_graph(targets, lengths, blank=0, log_penalty=weights))
     >>> gaps.labels.tolist(), gaps.weight.tolist(), gaps.left_out.tolist()
     ([[1, 2]], [[-0.5, -inf, -0.5]], [[-1, 2, -1]])
     """
     topology, tokens = label_graph
     assert tokens.lasting
     assert tokens.star_weight is not None
-    left_out = torch.full_like(tokens.enter, NONE) if tokens.star_except is None else tokens.star_except
+    assert tokens.star_except is not None
     counts = (topology.num_states - 1) // 2
-    return Gaps(tokens.blank, counts, tokens.enter[:, 1::2], tokens.star_weight[:, ::2], left_out[:, ::2])
+    return Gaps(tokens.blank, counts, tokens.enter[:, 1::2], tokens.star_weight[:, ::2], tokens.star_except[:, ::2])
 
 
 def to_wfst(label_graph: LabelGraph, b: int = 0, tokens: Sequence[int] | None = None) -> wfst.Graph:
@@ -57,7 +57,8 @@ def to_wfst(label_graph: LabelGraph, b: int = 0, tokens: Sequence[int] | None = 
 
         >>> from starseq.criteria import stc
         >>> targets, lengths, gaps = torch.tensor([[1, 2]]), torch.tensor([2]), torch.tensor([[-0.5, -0.5, -torch.inf]])
-        >>> graph = to_wfst(stc.label_graph(targets, lengths, blank=0, log_penalty=gaps))
+        >>> described = stc.label_graph(targets, lengths, blank=0, log_penalty=gaps, merge_repeats=False)
+        >>> graph = to_wfst(described)
         >>> print(wfst.to_text(graph, wfst.star_symbols(["∅", "a", "b"])))
         start 0
         final 2

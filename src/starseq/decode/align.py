@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from starseq import criteria
-from starseq.arguments import MATCHINGS, backend_for, check_values, one_of
+from starseq.arguments import backend_for, check_values, one_of
 from starseq.criteria.graph import LabelGraph, gaps_of
 from starseq.emissions.tokens import NONE, Scores
 from starseq.emissions.vocabulary_torch import log_scores
@@ -88,7 +88,7 @@ def align(
     *,
     criterion: str = "stc",
     log_penalty: float | Tensor = math.log(0.5),
-    matching: str = "leftmost",
+    merge_repeats: bool = True,
     blank: int = 0,
     backend: str = "auto",
 ) -> Alignment:
@@ -100,9 +100,10 @@ def align(
         open: (U+1,) bool, whether tokens may be missing in gap l, after label l. None: everywhere.
         criterion: a name of `starseq.criteria.names()`. One without stars knows no gaps, and ignores what concerns them.
         log_penalty: lambda <= 0, the log-weight of a missing token: a number or (U+1,).
-        matching: "leftmost" or "all", as in the loss.
+        merge_repeats: as in the loss.
         blank: the token that means nothing.
-        backend: "torch", "numba", "triton", or "auto" by the device. Lasting STC is aligned in plain torch whatever it is.
+        backend: "torch", "numba", "triton", or "auto" by the device. STC with merged repeats is aligned in plain torch
+            whatever it is.
 
     Raises ValueError, in one sentence, for arguments out of range, NaN, and labels that no alignment can mean.
 
@@ -119,7 +120,7 @@ def align(
         raise ValueError(f"logits: expected (T, V), got shape {tuple(logits.shape)}")
     (result,) = align_batch(
         logits[None], [logits.shape[0]], [labels], None if open is None else [open], criterion=criterion,
-        log_penalty=log_penalty, matching=matching, blank=blank, backend=backend,
+        log_penalty=log_penalty, merge_repeats=merge_repeats, blank=blank, backend=backend,
     )  # fmt: skip
     return result
 
@@ -132,7 +133,7 @@ def align_batch(
     *,
     criterion: str = "stc",
     log_penalty: float | Tensor = math.log(0.5),
-    matching: str = "leftmost",
+    merge_repeats: bool = True,
     blank: int = 0,
     backend: str = "auto",
 ) -> list[Alignment]:
@@ -144,7 +145,6 @@ def align_batch(
     [[(0, 2), (3, 4)], []]
     """
     name = backend_for(one_of("backend", backend, ("auto", "torch", "numba", "triton")), logits.device)
-    one_of("matching", matching, MATCHINGS)
     if logits.dim() != 3 or not logits.is_floating_point():
         raise ValueError(
             f"logits: expected floating point (B, T, V), got {logits.dtype} of shape {tuple(logits.shape)}"
@@ -163,7 +163,7 @@ def align_batch(
     device = logits.device
     options: dict[str, Any] = {}
     if penalty is not None:
-        options = {"log_penalty": penalty.to(device), "matching": matching}
+        options = {"log_penalty": penalty.to(device), "merge_repeats": merge_repeats}
     graph = criteria.load(criterion)(padded.to(device), target_lengths.to(device), blank=blank, **options)
     if graph.tokens.lasting:
         reading = _read_lasting(logits, frames.to(device), graph)
@@ -280,8 +280,8 @@ def _best_stay(logits: Tensor, graph: LabelGraph, arcs: Scores) -> tuple[Tensor,
     top = logits.topk(min(3, logits.shape[2]), dim=2)
     values, indices = top.values.to(arcs.norm.dtype) - arcs.norm[:, :, None], top.indices
     states = torch.arange(tokens.enter.shape[1], device=logits.device)
-    left_out = torch.full_like(tokens.enter, NONE) if tokens.star_except is None else tokens.star_except
-    left_out = left_out.masked_fill(states >= topology.num_states[:, None] - 1, NONE)
+    assert tokens.star_except is not None
+    left_out = tokens.star_except.masked_fill(states >= topology.num_states[:, None] - 1, NONE)
     allowed = (indices != tokens.blank)[:, :, None] & (indices[:, :, None] != left_out[:, None, :, None])
     best, place = values[:, :, None].masked_fill(~allowed, -torch.inf).max(dim=3)
     token = indices[:, :, None].expand_as(allowed).gather(3, place[..., None])[..., 0]

@@ -126,7 +126,7 @@ class BeamSearch:
 
     Args:
         tokeniser: of the acoustic model: V tokens, the blank first, and how they make text.
-        merge_repeats: whether the criterion's collapse merges repeats (CTC) or not (STC, selfless CTC).
+        merge_repeats: whether the criterion's collapse merges repeats (CTC, STC) or not (published STC, selfless CTC).
         lm: path of an n-gram model over the tokens (a space is ``<space>``), with a `lexicon` over its words.
         lexicon: holds the text to these words; `beta` then counts words, otherwise tokens.
         alpha, beta: weights of log P_LM(y), natural logarithm with the end of the sentence, and of |y|.

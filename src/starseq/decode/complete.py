@@ -80,7 +80,7 @@ def complete(
         logits: (T, V), logits or log-probabilities.
         labels: (U,) the known labels.
         open: (U+1,) bool, whether tokens may be missing in gap l, after label l. None: everywhere.
-        merge_repeats: the collapse: True for CTC and lasting STC, False for STC and selfless CTC.
+        merge_repeats: the collapse: True for CTC and STC, False for published STC and selfless CTC.
         beam: how many prefixes are kept after each frame.
         beam_threshold: prefixes worse than the best by more than this are dropped.
         tokens_per_frame: the likeliest tokens of each frame extend prefixes, and always the next known label.

@@ -30,7 +30,7 @@ class Judge:
 
     Args:
         log_probs: (T, V) log-probabilities, float32.
-        merge_repeats: the collapse: True for CTC and lasting STC, False for STC and selfless CTC.
+        merge_repeats: the collapse: True for CTC and STC, False for published STC and selfless CTC.
         tokens_per_frame: where repeats merge, tokens but the likeliest so many of a frame count as if they lasted for one frame.
         blank: the token that means nothing.
 

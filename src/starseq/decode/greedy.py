@@ -29,7 +29,7 @@ def greedy(logits: Tensor, lengths: Lengths, *, merge_repeats: bool, blank: int 
     """The tokens of the best token a frame: repeats merged if the criterion merges them, then blanks removed.
 
     logits: (B, T, V), logits or log-probabilities alike. lengths: (B,), as in the losses; frames past them mean nothing. CTC
-    and lasting STC merge repeats; STC and selfless CTC do not: `starseq.criteria.merges_repeats` knows.
+    and STC merge repeats; published STC and selfless CTC do not: `starseq.criteria.merges_repeats` knows.
     What is wrong raises ValueError.
 
         >>> logits = torch.eye(3)[torch.tensor([[1, 1, 0, 1, 2]])]

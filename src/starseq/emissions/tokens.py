@@ -18,7 +18,8 @@ class Tokens(NamedTuple):
     stay: (B, S) integers, what its self-loop consumes; or None: every self-loop consumes blank, and no other arc does.
     star_weight: (B, S) floating, or None: the log-weight at which the self-loop also takes *any* token but blank,
         or -inf where it does not.
-    star_except: (B, S) integers, or None: the one token that this star leaves out. A graph's last state leaves out nothing.
+    star_except: (B, S) integers, the one token that this star leaves out, or NONE; None where there are no stars. A graph's last
+        state leaves out nothing.
     lasting: a token that a star takes may last over several frames and is one token still, and stars stand on the arcs that enter
         their states as well. States that remember a token are more than those of this description: see `starseq.lattice.gaps`.
 

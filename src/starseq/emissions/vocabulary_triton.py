@@ -41,7 +41,7 @@ def scores(
     _scores[(batch * frames,)](
         logits, *logits.stride(), *_pointers(tokens), topology.num_states, lengths.contiguous(), *result,
         frames, vocabulary, states, tokens.blank, tokens.stay is not None, tokens.star_weight is not None,
-        tokens.star_except is not None, star, normalized, logits.dtype == torch.float64, *sizes, num_warps=num_warps,
+        star, normalized, logits.dtype == torch.float64, *sizes, num_warps=num_warps,
     )  # fmt: skip
     return result
 
@@ -62,7 +62,7 @@ def gradient(
         grad, grad.stride(0), logits, *logits.stride(), result, *result.stride(),
         *_pointers(tokens), topology.num_states, lengths.contiguous(), topology.skip, norm, log_alpha, log_beta, log_z,
         frames, vocabulary, states, tokens.blank, tokens.stay is not None, tokens.star_weight is not None,
-        tokens.star_except is not None, topology.skip is not None, normalized, logits.dtype == torch.float64,
+        topology.skip is not None, normalized, logits.dtype == torch.float64,
         is_dense(vocabulary, states), keys_at_once(states), *sizes, num_warps=num_warps,
     )  # fmt: skip
     return result
@@ -231,7 +231,7 @@ def row_sums(
 @triton.jit
 def row_scores(
     x_ptr, base, stride_v, V, top, others, star, norm, enter, stay, left_out, weight,
-    STARS: tl.constexpr, LEAVES_OUT: tl.constexpr, EXACT: tl.constexpr, BLOCK_S: tl.constexpr,
+    STARS: tl.constexpr, EXACT: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Of one frame, from its `row_sums`: the log-scores of entering, of staying, of the star in it (-inf without STARS).
 
@@ -242,11 +242,9 @@ def row_scores(
     log_stay = _at(x_ptr, base, stride_v, stay, (stay >= 0) & (stay < V)) - norm
     log_star = tl.full((BLOCK_S,), float("-inf"), tl.float64)
     if STARS:
-        without = tl.zeros((BLOCK_S,), tl.float64) + (star - norm)
-        if LEAVES_OUT:
-            value = _at(x_ptr, base, stride_v, left_out, (left_out >= 0) & (left_out < V))
-            # Only the largest token can hold more than half of the star: it is left out by adding up the others.
-            without = tl.where(value == top, others, log_remainder(star, value, EXACT)) - norm
+        value = _at(x_ptr, base, stride_v, left_out, (left_out >= 0) & (left_out < V))
+        # Only the largest token can hold more than half of the star: it is left out by adding up the others.
+        without = tl.where(value == top, others, log_remainder(star, value, EXACT)) - norm
         log_star = without + weight
         log_stay = logaddexp(log_stay, log_star, EXACT)
     return log_enter, log_stay, log_star
@@ -256,7 +254,7 @@ def row_scores(
 def _scores(
     x_ptr, stride_b, stride_t, stride_v, enter_ptr, enter_b, stay_ptr, left_out_ptr, left_out_b, weight_ptr, weight_b,
     weight_s, num_states_ptr, lengths_ptr, log_stay_ptr, log_enter_ptr, log_star_ptr, norm_ptr, T, V, S, blank,
-    STAYS: tl.constexpr, STARS: tl.constexpr, LEAVES_OUT: tl.constexpr,
+    STAYS: tl.constexpr, STARS: tl.constexpr,
     KEEP_STAR: tl.constexpr, NORMALIZED: tl.constexpr, EXACT: tl.constexpr,
     BLOCK_V: tl.constexpr, ALIGN: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
@@ -276,13 +274,12 @@ def _scores(
         inside = s < S
         enter, stay = _arcs(enter_ptr + b * enter_b, stay_ptr, b * S, s, inside, blank, STAYS)
         left_out, weight = enter, tl.zeros((BLOCK_S,), tl.float64)
-        if LEAVES_OUT:
+        if STARS:
             not_last = s < tl.load(num_states_ptr + b) - 1
             left_out = tl.load(left_out_ptr + b * left_out_b + s, mask=inside & not_last, other=-1)
-        if STARS:
             weight = tl.load(weight_ptr + b * weight_b + s * weight_s, mask=inside, other=float("-inf")).to(tl.float64)
         log_enter, log_stay, log_star = row_scores(
-            x_ptr, base, stride_v, V, top, others, star, norm, enter, stay, left_out, weight, STARS, LEAVES_OUT, EXACT, BLOCK_S
+            x_ptr, base, stride_v, V, top, others, star, norm, enter, stay, left_out, weight, STARS, EXACT, BLOCK_S
         )  # fmt: skip
         tl.store(norm_ptr + row, norm)
         tl.store(log_enter_ptr + row * S + s, log_enter, mask=inside)
@@ -454,7 +451,7 @@ def _gradient(
     grad_ptr, grad_stride, x_ptr, stride_b, stride_t, stride_v, out_ptr, out_stride_b, out_stride_t, out_stride_v,
     enter_ptr, enter_b, stay_ptr, left_out_ptr, left_out_b, weight_ptr, weight_b, weight_s, num_states_ptr, lengths_ptr,
     skip_ptr, norm_ptr, alpha_ptr, beta_ptr, z_ptr, T, V, S, blank,
-    STAYS: tl.constexpr, STARS: tl.constexpr, LEAVES_OUT: tl.constexpr,
+    STAYS: tl.constexpr, STARS: tl.constexpr,
     SKIP: tl.constexpr, NORMALIZED: tl.constexpr, EXACT: tl.constexpr, DENSE: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, ALIGN: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
@@ -490,10 +487,9 @@ def _gradient(
             )  # fmt: skip
         enter, stay = _arcs(enter_ptr + b * enter_b, stay_ptr, b * S, s, exists, blank, STAYS)
         left_out = tl.full((BLOCK_S,), -1, enter.dtype)
-        if LEAVES_OUT:
-            left_out = tl.load(left_out_ptr + b * left_out_b + s, mask=s < num_states - 1, other=-1)
         weight = tl.zeros((BLOCK_S,), tl.float64)
         if STARS:
+            left_out = tl.load(left_out_ptr + b * left_out_b + s, mask=s < num_states - 1, other=-1)
             weights = weight_ptr + b * weight_b + s * weight_s
             weight = tl.load(weights, mask=exists, other=float("-inf")).to(tl.float64)
         skip = s < 0

@@ -79,8 +79,9 @@ def align(
 
 def _record(run: runs.Run, emission: runs.Emission, log_penalty: float) -> dict[str, Any]:
     found = align_one(
-        emission.log_probs, emission.labels, emission.open, criterion=run.criterion, log_penalty=log_penalty
-    )
+        emission.log_probs, emission.labels, emission.open, criterion=run.criterion, log_penalty=log_penalty,
+        merge_repeats=run.merges_repeats,
+    )  # fmt: skip
     place, name = places_of(run, emission.row), run.tokeniser.vocabulary
     labels = [
         {

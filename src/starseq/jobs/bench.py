@@ -68,7 +68,15 @@ def _torch_ctc(logits: Tensor, targets: Tensor, input_lengths: Tensor, target_le
     return torch.nn.functional.ctc_loss(logits.log_softmax(2, dtype=dtype), targets, input_lengths, target_lengths)
 
 
-PROVIDERS: dict[str, Provider] = dict(zip(LOSSES, (_torch_ctc, starseq.stc_loss, starseq.ctc_loss), strict=True))
+def _stc(logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor) -> Tensor:
+    """As published."""
+    loss: Tensor = starseq.stc_loss(
+        logits, targets, input_lengths, target_lengths, penalty=math.log(0.5), merge_repeats=False
+    )
+    return loss
+
+
+PROVIDERS: dict[str, Provider] = dict(zip(LOSSES, (_torch_ctc, _stc, starseq.ctc_loss), strict=True))
 
 
 def bench(

@@ -34,7 +34,6 @@ def complete(
     beam_threshold: float = 25.0,
     tokens_per_frame: int = 50,
     nbest: int = 1,
-    merge_repeats: bool | None = None,
     device: str = "auto",
     root: str | os.PathLike[str] | None = None,
     skip_bad: bool = False,
@@ -46,11 +45,11 @@ def complete(
     tokens that were added, each with its place and its confidence; `unit` says whether places are seconds or pixel columns. With
     `nbest` above 1 the best transcripts are in `hyps`. Known labels that the run's vocabulary lacks are in no transcript; a row
     that has some names them in ``outside_vocabulary``. `lm` is an ARPA file over the run's tokens. Weights that are None are
-    those that `starseq tune` found with the same language model, or without one. `merge_repeats` is how the run is read, by
-    default as its criterion has it. A row without any completion is listed in ``STEM.failed.jsonl`` beside `target`; a file that
-    cannot be read raises, or with `skip_bad` is listed too. A job that was stopped goes on where it was.
+    those that `starseq tune` found with the same language model, or without one. A row without any completion is listed in
+    ``STEM.failed.jsonl`` beside `target`; a file that cannot be read raises, or with `skip_bad` is listed too. A job that was
+    stopped goes on where it was.
     """
-    run, target = runs.load(folder, merge_repeats=merge_repeats), Path(target)
+    run, target = runs.load(folder), Path(target)
     model = None if lm is None else NGramAutomaton(lm, run.tokeniser.vocabulary.tokens)
     reader = BeamReader(lm, alpha=alpha, beta=beta)
     reader.methods()  # raises for a weight without a language model

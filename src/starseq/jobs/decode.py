@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from starseq import criteria
 from starseq.data.errors import DataError
 from starseq.decode.beam import Beam, BeamSearch, search_all
 from starseq.decode.emissions_cache import EmissionCache
@@ -192,18 +191,14 @@ class BeamReader:
         fits = tuned is not None and all(
             _same_file(tuned.get(name), path) for name, path in (("lm", self.lm), ("lexicon", self.lexicon))
         )
-        read_alike = tuned is not None and _merges(run, tuned) == run.merges_repeats
         if self.lm is None:  # nothing for alpha to weigh
             if self.beta is not None or not fits:
                 return 0.0, self.beta or 0.0
             assert tuned is not None
-            if not read_alike:
-                how, option = _READ[_merges(run, tuned)]
-                raise DataError(f"{run.folder}: the length was tuned with repeats {how}: give {option}, or a beta")
             return 0.0, tuned["beta"]
         if not os.path.exists(self.lm):
             raise DataError(f"{os.fspath(self.lm)}: no such file or directory")
-        if tuned is None or not (fits and read_alike):
+        if tuned is None or not fits:
             raise self._not_tuned(run, "beam", tuned, self.lm)
         return _given_or_tuned(self.alpha, self.beta, tuned)
 
@@ -214,10 +209,8 @@ class BeamReader:
             return self.rescore_alpha, self.rescore_beta
         search = read_tuned(run.folder).get("alone" if self.lm is None else "beam", {})
         tuned = search.get("rescore")
-        read_alike = _merges(run, search) == run.merges_repeats
-        if tuned is None or not (read_alike and _same_file(tuned.get("lm"), self.rescore_lm)):
-            record = None if tuned is None else {**tuned, "merge_repeats": search.get("merge_repeats")}
-            raise self._not_tuned(run, "rescore", record, self.rescore_lm)
+        if tuned is None or not _same_file(tuned.get("lm"), self.rescore_lm):
+            raise self._not_tuned(run, "rescore", tuned, self.rescore_lm)
         return _given_or_tuned(self.rescore_alpha, self.rescore_beta, tuned)
 
     def _not_tuned(
@@ -230,21 +223,9 @@ class BeamReader:
             )
         if method == "beam" and self.lexicon is not None:
             use += f" and the lexicon {os.fspath(self.lexicon)}"
-        if tuned is not None and _merges(run, tuned) != run.merges_repeats:
-            what += f" and repeats {_READ[_merges(run, tuned)][0]}"
-            use += f" and {_READ[run.merges_repeats][1]}"
         return DataError(
             f"{run.folder}: the weights of {method} {what}: run `starseq tune` with {use}, or give alpha and beta"
         )
-
-
-_READ = {True: ("merged", "--merge-repeats"), False: ("kept", "--keep-repeats")}
-
-
-def _merges(run: Run, tuned: Mapping[str, Any]) -> bool:
-    """Whether repeats were merged when this was tuned; a file that does not say is older than the choice."""
-    found = tuned.get("merge_repeats")
-    return criteria.merges_repeats(run.criterion) if found is None else bool(found)
 
 
 def _given_or_tuned(alpha: float | None, beta: float | None, tuned: Mapping[str, Any]) -> tuple[float, float]:

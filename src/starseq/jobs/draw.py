@@ -11,7 +11,6 @@ import torch
 from starseq import criteria, wfst
 from starseq.text import gaps
 from starseq.wfst import Graph
-from starseq.wfst.label_graphs import Matching
 
 __all__ = ["FORMATS", "Format", "draw"]
 
@@ -31,7 +30,7 @@ def draw(
     format: Format = "text",
     unit: gaps.Unit = "char",
     penalty: float | None = None,
-    matching: Matching = "leftmost",
+    merge_repeats: bool = True,
     alphabet: str = "",
     published: bool = False,
     emissions: int | None = None,
@@ -45,7 +44,7 @@ def draw(
         format: "text", "dot" for Graphviz, or "svg".
         unit: whether a label is a "char" or a "word".
         penalty: the log-weight lambda <= 0 of an inserted token, log 0.5 if None. -inf closes every gap.
-        matching: "leftmost" or "all", as in `starseq.stc_loss`.
+        merge_repeats: as in `starseq.stc_loss`; for a criterion without stars it says nothing.
         alphabet: tokens besides those of the text, written as it is. They show where tokens are drawn one by one.
         published: draw the graph as the papers do, instead of the smaller one that the kernels run.
         emissions: draw instead the emission graph of so many frames. The scores are the model's, so none are shown.
@@ -54,7 +53,7 @@ def draw(
     Raises ValueError for an unknown criterion, gaps or a penalty where the criterion has no star, a penalty that is not
     a log-weight, frames that are no number above 0, and a composition without any alignment.
 
-        >>> print(draw("stc", "c*t", penalty=-0.5))
+        >>> print(draw("stc", "c*t", penalty=-0.5, merge_repeats=False))
         start 0
         final 2
         0 -> 0  ∅
@@ -71,7 +70,7 @@ def draw(
     partial = gaps.parse(text, unit)
     names = [BLANK, *dict.fromkeys([*partial.labels, *gaps.parse(alphabet, unit).labels])]
     tokens = None if compose is None else range(1, len(names))
-    graph = _label_graph(criterion, partial, names, penalty, matching, published, tokens)
+    graph = _label_graph(criterion, partial, names, penalty, merge_repeats, published, tokens)
     positions: Positions | None = None
     if emissions is not None:
         graph = _emission_graph("emissions", emissions, len(names))
@@ -79,7 +78,7 @@ def draw(
         graph, positions = _trellis(_emission_graph("compose", compose, len(names)), graph)
         if not graph.num_states:
             raise ValueError(f"compose: {text!r} has no alignment with {compose} frames")
-    elif criterion == "lasting_stc" or (published and criterion == "stc"):
+    elif criterion == "stc" and (published or merge_repeats):
         graph, positions = _without_dead_ends(graph, wfst.stc_positions(len(partial.labels)))
     symbols = wfst.star_symbols(names)
     if format == "svg":
@@ -92,7 +91,7 @@ def _label_graph(
     partial: gaps.Partial,
     names: Sequence[str],
     penalty: float | None,
-    matching: str,
+    merge_repeats: bool,
     published: bool,
     tokens: Sequence[int] | None,
 ) -> Graph:
@@ -104,7 +103,7 @@ def _label_graph(
         if not weight <= 0:
             raise ValueError(f"penalty: {weight:g} is not a log-weight <= 0")
         log_penalty = torch.tensor([weight if is_open else -math.inf for is_open in partial.open], dtype=torch.float64)
-        options = {"log_penalty": log_penalty if published else log_penalty[None], "matching": matching}
+        options = {"log_penalty": log_penalty if published else log_penalty[None], "merge_repeats": merge_repeats}
     elif penalty is not None:
         raise ValueError(f"penalty: {criterion} has no star to weigh")
     if published:

@@ -15,7 +15,7 @@ from starseq.data.errors import DataError
 from starseq.data.manifest import Progress, read_manifest
 from starseq.decode.greedy import greedy
 from starseq.report.marks import marked_text
-from starseq.report.readings import Reading, choose, method_name, write_readings
+from starseq.report.readings import Reading, choose, write_readings
 from starseq.runs.folder import data_root
 from starseq.text.error_rate import ErrorCounts, cer, wer
 from starseq.text.gaps import Unit
@@ -77,8 +77,6 @@ class Evaluation:
     criterion: str
     unit: Unit
     splits: list[SplitResult]
-    merge_repeats: bool | None = None
-    """how repeats were read, where that was asked for"""
 
     def table(self) -> str:
         """Error rates as text: a line for each split and method. The counts are of words, or of characters, by the run's unit."""
@@ -91,7 +89,7 @@ class Evaluation:
                 counts: ErrorCounts = getattr(scores, counted)
                 lines.append(
                     (
-                        split.name, method_name(method, self.merge_repeats),
+                        split.name, method,
                         f"{scores.words.percent:.2f}", f"{scores.characters.percent:.2f}",
                         f"{counts.reference_length:,}", f"{counts.substitutions:,}", f"{counts.insertions:,}",
                         f"{counts.deletions:,}", f"{scores.sentences:,}", f"{100 * scores.right / scores.sentences:.1f}",
@@ -127,14 +125,13 @@ def evaluate(
     device: str = "auto",
     root: str | os.PathLike[str] | None = None,
     methods: Mapping[str, Decoder] | None = None,
-    merge_repeats: bool | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Reads the splits of a manifest with the run in `folder` and counts errors against the complete texts.
 
     `manifest` is the run's own unless given. Of `splits`, by default those that the run calls dev and test, each has to
     be there; a manifest that has neither is one split, "all". `methods` adds decoders to greedy reading, each a column of
-    its own. `merge_repeats` is how the run is read, by default as its criterion has it; where it is given, the results say so.
+    its own.
     Rows without a complete text (none at all, or with a marked gap) are left out and counted.
 
     The results join those in the run's ``results.json``, section ``evaluate``: ``{split: {method: {"wer", "cer", ...}}}``,
@@ -142,7 +139,7 @@ def evaluate(
 
     Raises `DataError` where the run, the manifest or a split cannot be used.
     """
-    run = runs.load(folder, merge_repeats=merge_repeats)
+    run = runs.load(folder)
     own = manifest is None
     manifest = run.manifest if manifest is None else Path(manifest)
     root = data_root(run.recipe, run.folder) if own and root is None else root
@@ -171,8 +168,8 @@ def evaluate(
         results.append(
             SplitResult(name if own else f"{_name_of(manifest)}: {name}", _scores(readings), readings, left_out)
         )
-    _save(run.folder, results, {} if merge_repeats is None else {"merge_repeats": merge_repeats})
-    return Evaluation(run.folder, run.criterion, run.tokeniser.unit, results, merge_repeats)
+    _save(run.folder, results)
+    return Evaluation(run.folder, run.criterion, run.tokeniser.unit, results)
 
 
 def device_of(name: str) -> str:
@@ -218,11 +215,11 @@ def _scores(readings: Sequence[Reading]) -> dict[str, Scores]:
     }
 
 
-def _save(folder: Path, results: Iterable[SplitResult], asked: Mapping[str, bool]) -> None:
+def _save(folder: Path, results: Iterable[SplitResult]) -> None:
     """Joins what is in results.json already: other splits, other methods, other sections stay."""
     section: dict[str, Any] = runs.read_results(folder).get("evaluate", {})
     for split in results:
-        found = {method: {**scores.to_dict(), **asked} for method, scores in split.methods.items()}
+        found = {method: scores.to_dict() for method, scores in split.methods.items()}
         section[split.name] = {**section.get(split.name, {}), **found}
         write_readings(folder, split.name, split.readings)
     runs.update_results(folder, evaluate=section)

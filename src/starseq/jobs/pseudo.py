@@ -137,7 +137,6 @@ def pseudo(
     rescore_unit: Unit = "char",
     beam: int | None = None,
     beam_tokens: int = 50,
-    merge_repeats: bool | None = None,
     workers: int = 0,
     device: str = "auto",
     root: PathLike | None = None,
@@ -153,7 +152,7 @@ def pseudo(
     search. "keep-known" takes the best transcript that contains the known labels. "confident" takes it too, and makes gaps of
     added labels with a confidence below `threshold`. `rescore` reorders the n best of either search. `also` are runs with the same
     tokens whose opinion counts as much where known labels are kept: transcripts are ranked by the mean of all log P(y|x), and
-    confidences are means. `merge_repeats` is how all of them are read, by default each as its criterion has it. Weights that are
+    confidences are means. Weights that are
     None are those of ``tuned.json``. Where `manifest` is the run's own and its recipe drops labels on the fly, what it dropped is
     unknown here too.
 
@@ -164,8 +163,8 @@ def pseudo(
     `shard` does a part, into ``STEM.1-of-4.jsonl`` and so on; with `merge` the parts of so many shards become `target`, to the
     byte what one job writes. All other arguments have to be the same; if not, or if a shard is not whole, `DataError` says so.
     """
-    target, run = Path(target), runs.load(folder, merge_repeats=merge_repeats)
-    others = [runs.load(other, merge_repeats=merge_repeats) for other in also]
+    target, run = Path(target), runs.load(folder)
+    others = [runs.load(other) for other in also]
     _check_others(run, others, kind)
     if kind not in KINDS:
         raise ValueError(f"kind: {kind!r} is none of {', '.join(KINDS)}")
@@ -184,7 +183,6 @@ def pseudo(
         **_origin(run),
         **({"also": [_origin(other) for other in others]} if others else {}),
         "kind": kind,
-        **({} if merge_repeats is None else {"merge_repeats": merge_repeats}),
         **({"threshold": threshold} if kind == "confident" else {}),
         **method.settings,
         "starseq": __version__,

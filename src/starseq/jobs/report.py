@@ -192,7 +192,14 @@ def _alignments(
         labels, gaps = known_labels(run, line.row)
         logits, _ = run.model(line.x[None], torch.tensor([len(line.x)]))
         try:
-            found = align(logits[0], labels, gaps, criterion=run.criterion, log_penalty=log_penalty)
+            found = align(
+                logits[0],
+                labels,
+                gaps,
+                criterion=run.criterion,
+                merge_repeats=run.merges_repeats,
+                log_penalty=log_penalty,
+            )
         except ValueError:  # more labels than frames: nothing to show
             continue
         drawn = picture(line.x, ink=_is_ink(run))

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from starseq import corpora, criteria
+from starseq import corpora
 from starseq.config import Recipe, load_recipe
 from starseq.data.dataset import Batch
 from starseq.data.errors import DataError
@@ -112,7 +112,7 @@ def build_loop(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resum
     sets = training_data(
         manifest, recipe.reader(), tokeniser, train=data.splits.train, dev=data.splits.dev,
         test=data.splits.test, root=root,
-        stride=int(cast(Any, model).stride), repeats=criteria.merges_repeats(recipe.criterion.name),
+        stride=int(cast(Any, model).stride), repeats=recipe.merges_repeats,
         dropper=recipe.dropper(), cache=data.cache,
     )  # fmt: skip
     say(str(sets.report))
@@ -232,7 +232,7 @@ def dry_run(recipe: Recipe, *, items: int = 2, frames: int = 192) -> DryRun:
         recipe.criterion.name, recipe.insertion_penalty(), precision=precision, **recipe.criterion.settings
     )
     optimizer = optimizer_for(recipe.optim, model, torch.device("cpu"))
-    loss = objective(model.train(), batch, sharpness=recipe.sharpness.final).losses.mean()
+    loss = objective(model.train(), batch).losses.mean()
     cast(Any, loss).backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     optimizer.step()

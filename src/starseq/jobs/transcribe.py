@@ -66,16 +66,15 @@ def transcribe(
     *,
     reader: BeamReader | None = None,
     device: str = "auto",
-    merge_repeats: bool | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Transcript | Failure]:
     """Reads each file with the run in `folder`, in the order given: greedily, or as `reader` does, by beam search and rescored.
 
     What the run was trained on says what the files are: audio, or images of text lines. A file that cannot be read gives a
-    `Failure`, and the next one follows. `merge_repeats` is how the run is read, by default as its criterion has it. `progress`
+    `Failure`, and the next one follows. `progress`
     counts files. A run, a language model or weights that cannot be used raise `DataError`.
     """
-    run = runs.load(folder, merge_repeats=merge_repeats)
+    run = runs.load(folder)
     reader = BeamReader() if reader is None else reader
     waiting: deque[Callable[[], Transcript | Failure]] = deque()
     with _reading(run, reader) as begin:  # before the model runs: a worker is a copy of this process

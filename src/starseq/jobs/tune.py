@@ -67,7 +67,7 @@ def tune(
     manifest: str | os.PathLike[str] | None = None, root: str | os.PathLike[str] | None = None,
     beam: Beam = Beam(), alpha: float = 0.5, beta: float = 0.0, alphas: Sequence[float] = ALPHAS,
     betas: Sequence[float] = BETAS, rounds: int = 4, workers: int = 0, device: str = "cpu",
-    merge_repeats: bool | None = None, progress: Progress = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> Tuned:  # fmt: skip
     """Finds the weights with the fewest errors on a split, and writes them to ``RUN/tuned.json``.
 
@@ -77,14 +77,13 @@ def tune(
 
     With `rescore`, a language model of any kind, weights for reordering the n best of the winning search follow; |y| is then
     in `rescore_unit`. Without `lm`, alpha is 0 and beta alone is looked for; what was found with a language model stays, and the
-    other way round. `merge_repeats` is how the run is read, by default as its criterion has it; the weights are for that
-    alone. Surfaces go to ``RUN/plots``: ``tune-beam.png`` or ``tune-alone.png``, and ``tune-rescore.png``. Word errors
+    other way round. Surfaces go to ``RUN/plots``: ``tune-beam.png`` or ``tune-alone.png``, and ``tune-rescore.png``. Word errors
     for tokens that are words or come from a lexicon, otherwise character errors. Emissions and n-best lists are kept in
     ``RUN/decode``, so that a job that was stopped goes on where it was.
     """
     if rounds < 2:
         raise ValueError(f"rounds: {rounds} is too few: the first search has the weights that it begins with")
-    run = runs.load(folder, merge_repeats=merge_repeats)
+    run = runs.load(folder)
     if lm is None:
         alpha, alphas = 0.0, (0.0,)
     manifest, root = _where(run, manifest, root)
@@ -120,7 +119,6 @@ def tune(
         **asdict(winner),
         "lm": None if lm is None else os.fspath(lm),
         "lexicon": None if lexicon is None else os.fspath(lexicon),
-        "merge_repeats": run.merges_repeats,
         "split": split,
         "metric": metric,
         "settings": asdict(beam),

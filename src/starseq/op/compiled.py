@@ -43,26 +43,26 @@ def backward(
 
 def _forward(
     logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None,
-    criterion: str, matching: str, blank: int, normalized: bool, backend: str,
+    criterion: str, merge_repeats: bool, blank: int, normalized: bool, backend: str,
     validate: bool, inserted: bool, differentiable: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     batch = (logits, targets, input_lengths, target_lengths, log_penalty)
-    setting = Setting(criterion, matching, blank, normalized, backend)
+    setting = Setting(criterion, merge_repeats, blank, normalized, backend)
     return separate.sums_of(batch, separate.checked_graph(batch, setting, validate), setting, inserted, differentiable)
 
 
 def _gradient(
     grad: Tensor, logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None,
     norm: Tensor, alpha: Tensor, beta: Tensor, log_z: Tensor,
-    criterion: str, matching: str, blank: int, normalized: bool, backend: str,
+    criterion: str, merge_repeats: bool, blank: int, normalized: bool, backend: str,
 ) -> Tensor:  # fmt: skip
     batch = (logits, targets, input_lengths, target_lengths, log_penalty)
-    setting = Setting(criterion, matching, blank, normalized, backend)
+    setting = Setting(criterion, merge_repeats, blank, normalized, backend)
     graph = separate.checked_graph(batch, setting, validate=False)
     return separate.gradient(grad, batch, graph, (norm, alpha, beta, log_z), setting)
 
 
-_VALUES = "str criterion, str matching, int blank, bool normalized, str backend"
+_VALUES = "str criterion, bool merge_repeats, int blank, bool normalized, str backend"
 _TENSORS = "Tensor logits, Tensor targets, Tensor input_lengths, Tensor target_lengths, Tensor? log_penalty"
 
 forward_op = torch.library.custom_op(
@@ -79,11 +79,11 @@ gradient_op = torch.library.custom_op(
 @forward_op.register_fake
 def _forward_fake(
     logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None,
-    criterion: str, matching: str, blank: int, normalized: bool, backend: str,
+    criterion: str, merge_repeats: bool, blank: int, normalized: bool, backend: str,
     validate: bool, inserted: bool, differentiable: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     batch, frames, _ = logits.shape
-    _, tokens = separate.label_graph(criterion, targets, target_lengths, log_penalty, matching, blank)
+    _, tokens = separate.label_graph(criterion, targets, target_lengths, log_penalty, merge_repeats, blank)
     states = tokens.enter.shape[1]
     dtype = loss_dtype(logits)
     alpha = logits.new_empty(batch, frames + 1, states, dtype=torch.float64)

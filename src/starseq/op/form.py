@@ -18,25 +18,24 @@ from starseq.op.separate import label_graph
 
 
 class Form(NamedTuple):
-    """merging or a chain; whether states have stars; whether these leave out the next label, where the next gap is open."""
+    """merging or a chain; whether states have stars, which leave out the next label, where the next gap is open."""
 
     merging: bool
     stars: bool
-    leaves_out: bool
 
 
 @functools.cache
-def form_of(criterion: str, matching: str, stars: bool) -> Form | None:
+def form_of(criterion: str, merge_repeats: bool, stars: bool) -> Form | None:
     """The form of a criterion's graphs, or None if it is neither of these.
 
-    >>> form_of("ctc", "leftmost", False)
-    Form(merging=True, stars=False, leaves_out=False)
-    >>> form_of("stc", "leftmost", True)
-    Form(merging=False, stars=True, leaves_out=True)
+    >>> form_of("ctc", True, False)
+    Form(merging=True, stars=False)
+    >>> form_of("stc", False, True)
+    Form(merging=False, stars=True)
     """
     targets, lengths = torch.tensor([[5, 6, 6, 7], [6, 5, 7, 7]]), torch.tensor([4, 2])
     gaps = torch.tensor([[-1.0, -2.0, -torch.inf, -3.0, -4.0], [-torch.inf, -1.0, -1.0, -1.0, -1.0]]) if stars else None
-    (num_states, ends, skip), tokens = label_graph(criterion, targets, lengths, gaps, matching, blank=3)
+    (num_states, ends, skip), tokens = label_graph(criterion, targets, lengths, gaps, merge_repeats, blank=3)
     if tokens.lasting:
         return None
     found = [
@@ -49,11 +48,9 @@ def form_of(criterion: str, matching: str, stars: bool) -> Form | None:
     unequal = [[no, no, no, yes, no, no, no, yes, no], [no, no, no, yes, no, yes, no, no, no]]
     following = None if tokens.star_except is None else tokens.star_except.tolist()
     if found == [2, unequal, [9, 5], merged, merged, None]:
-        return Form(True, False, False)
-    if found == [1, None, [5, 3], [[-1, 5, 6, 6, 7], [-1, 6, 5, 7, 7]], None, weights]:
-        if following is None:
-            return Form(False, stars, False)
-        # Where the next gap is closed nothing is left out; the last state of a graph has no next label.
-        if [following[0][:4], following[1][:2]] == [[5, -1, 6, 7], [6, 5]]:
-            return Form(False, stars, True)
+        return Form(True, False)
+    # Where the next gap is closed nothing is left out; the last state of a graph has no next label.
+    good = following is None or [following[0][:4], following[1][:2]] == [[5, -1, 6, 7], [6, 5]]
+    if good and found == [1, None, [5, 3], [[-1, 5, 6, 6, 7], [-1, 6, 5, 7, 7]], None, weights]:
+        return Form(False, stars)
     return None

@@ -67,7 +67,7 @@ def _forward_of(batch: Batch, request: Request, *, ahead: bool) -> tuple[Tensor,
     """With `ahead` the gradient of the logits is made as well, where it is computed in float32 from probabilities."""
     logits, targets, input_lengths, target_lengths, log_penalty = batch
     setting, batch_first, validate, inserted, differentiable, reduction, zero_infinity = request
-    form = form_of(setting.criterion, setting.matching, log_penalty is not None)
+    form = form_of(setting.criterion, setting.merge_repeats, log_penalty is not None)
     B, T, V = shape = by_utterance(logits.shape, batch_first)
     if form is None or (T * V > _MUCH and 2 * torch.get_num_threads() > B):
         return separate.forward(batch, request)
@@ -90,7 +90,7 @@ def _forward_of(batch: Batch, request: Request, *, ahead: bool) -> tuple[Tensor,
         B, cost(shape, S), flat, *by_utterance(strides, batch_first), out_flat, *by_utterance(out_strides, batch_first), T, V,
         _array(targets, np.int64), _array(input_lengths, np.int64),
         _NO_WEIGHTS if log_penalty is None else _array(log_penalty.detach(), np.float64), columns,
-        setting.blank, form.merging, form.leaves_out, validate, setting.normalized, memory, insertions, *reducing,
+        setting.blank, form.merging, validate, setting.normalized, memory, insertions, *reducing,
     )  # fmt: skip
     try:
         pieces = threads.run(_forward_scaled, *arguments) if scaled else threads.run(_forward, *arguments, False)
@@ -172,7 +172,7 @@ def _array(x: Tensor, dtype: Any) -> Any:
 def _forward(
     begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
     frames: Any, vocabulary: Any, targets: Any, lengths: Any, weights: Any, count: Any, blank: Any, merging: Any,
-    leaves_out: Any, validate: Any, normalized: Any, memory: Any, insertions: Any, target_lengths: Any, reduction: Any,
+    validate: Any, normalized: Any, memory: Any, insertions: Any, target_lengths: Any, reduction: Any,
     zero_infinity: Any, loss: Any, again: Any,
 ) -> None:  # fmt: skip
     """Utterances begin..end-1; the loss as well, if these are all of them. Arguments as _forward_scaled has them.
@@ -184,8 +184,8 @@ def _forward(
         known, sums = parts(memory, lengths.size, frames, states, count, merging, weights.size > 0)
     else:
         known, sums = prepare(
-            begin, end, frames, vocabulary, targets, lengths, target_lengths, weights, count, blank, merging, leaves_out,
-            validate, memory,
+            begin, end, frames, vocabulary, targets, lengths, target_lengths, weights, count, blank, merging, validate,
+            memory,
         )  # fmt: skip
     columns = known.columns
     scores = np.empty((1 if columns.loops == AS_ENTERED else 3 if insertions.size else 2, frames, states))
@@ -232,7 +232,7 @@ def _utterance(
 def _forward_scaled(
     begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
     frames: Any, vocabulary: Any, targets: Any, lengths: Any, weights: Any, count: Any, blank: Any, merging: Any,
-    leaves_out: Any, validate: Any, normalized: Any, memory: Any, insertions: Any, target_lengths: Any, reduction: Any,
+    validate: Any, normalized: Any, memory: Any, insertions: Any, target_lengths: Any, reduction: Any,
     zero_infinity: Any, loss: Any,
 ) -> None:  # fmt: skip
     """As _forward, of those utterances alone where it is safe without logarithms, which is found out by trying, unless it is
@@ -241,8 +241,7 @@ def _forward_scaled(
     out_flat: the gradient by a loss whose own is 1; if empty, that is not wanted.
     """
     known, sums = prepare(
-        begin, end, frames, vocabulary, targets, lengths, target_lengths, weights, count, blank, merging, leaves_out, validate,
-        memory,
+        begin, end, frames, vocabulary, targets, lengths, target_lengths, weights, count, blank, merging, validate, memory,
     )  # fmt: skip
     columns, visits = known.columns, known.columns.loops == AS_ENTERED
     size = padded(columns.enter.shape[2])

@@ -45,7 +45,7 @@ def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Save
     """See starseq.op."""
     logits, targets, input_lengths, target_lengths, log_penalty = batch
     setting, batch_first, validate, inserted, differentiable, reduction, zero_infinity = request
-    form = form_of(setting.criterion, setting.matching, log_penalty is not None)
+    form = form_of(setting.criterion, setting.merge_repeats, log_penalty is not None)
     B, T, V = by_utterance(logits.shape, batch_first)
     if form is None or B * T == 0:
         return separate.forward(batch, request)
@@ -83,7 +83,7 @@ def backward(
     """See starseq.op."""
     logits, targets, input_lengths, target_lengths, log_penalty = batch
     setting, batch_first, reduction = request.setting, request.batch_first, request.reduction
-    form = form_of(setting.criterion, setting.matching, log_penalty is not None)
+    form = form_of(setting.criterion, setting.merge_repeats, log_penalty is not None)
     B, T, V = by_utterance(logits.shape, batch_first)
     if form is None or B * T == 0:
         return separate.backward(grad, batch, saved, request, needs_logits=needs_logits, needs_penalty=needs_penalty)
@@ -170,14 +170,12 @@ def _tokens(labels_ptr, labels_u, s, num_states, V, blank, MERGING: tl.constexpr
 
 
 @triton.jit
-def _left_out(labels_ptr, labels_u, weight_ptr, weight_s, s, num_states, V, blank, LEAVES_OUT: tl.constexpr):
+def _left_out(labels_ptr, labels_u, weight_ptr, weight_s, s, num_states, V, blank):
     """The token that each state's star leaves out: the next label, where there is one and the gap after it is open."""
-    inner = s < tl.where(LEAVES_OUT, num_states - 1, 0)
+    inner = s < num_states - 1
     left_out = _label(labels_ptr, labels_u, s, inner, V, blank)
-    if LEAVES_OUT:
-        following = tl.load(weight_ptr + (s + 1) * weight_s, mask=inner, other=0.0)
-        left_out = tl.where(following == float("-inf"), -1, left_out)
-    return left_out
+    following = tl.load(weight_ptr + (s + 1) * weight_s, mask=inner, other=0.0)
+    return tl.where(following == float("-inf"), -1, left_out)
 
 
 @triton.jit
@@ -219,7 +217,7 @@ _INTEGERS = [
 def _scores(
     x_ptr, labels_ptr, lengths_ptr, target_lengths_ptr, weight_ptr, block_ptr,
     stride_b, stride_t, labels_b, labels_u, lengths_b, target_lengths_b, weight_b, weight_s, B, T, V, U, BOTH, blank,
-    STRIDE_V: tl.constexpr, MERGING: tl.constexpr, STARS: tl.constexpr, LEAVES_OUT: tl.constexpr, KEEP_STAR: tl.constexpr,
+    STRIDE_V: tl.constexpr, MERGING: tl.constexpr, STARS: tl.constexpr, KEEP_STAR: tl.constexpr,
     NORMALIZED: tl.constexpr, EXACT: tl.constexpr, BLOCK_V: tl.constexpr, ALIGN: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -246,10 +244,10 @@ def _scores(
         left_out, weight = enter, tl.zeros((BLOCK_S,), tl.float64)
         if STARS:
             weights = weight_ptr + b * weight_b
-            left_out = _left_out(labels, labels_u, weights, weight_s, s, num_states, V, blank, LEAVES_OUT)
+            left_out = _left_out(labels, labels_u, weights, weight_s, s, num_states, V, blank)
             weight = tl.load(weights + s * weight_s, mask=s < num_states, other=float("-inf")).to(tl.float64)
         log_enter, log_stay, log_star = row_scores(
-            x_ptr, base, STRIDE_V, V, top, others, star, norm, enter, stay, left_out, weight, STARS, LEAVES_OUT, EXACT, BLOCK_S
+            x_ptr, base, STRIDE_V, V, top, others, star, norm, enter, stay, left_out, weight, STARS, EXACT, BLOCK_S
         )  # fmt: skip
         tl.store(block_ptr + row, norm)
         place = scores_ptr + row * S + s
@@ -353,7 +351,7 @@ def _gradient(
     x_ptr, grad_ptr, labels_ptr, lengths_ptr, target_lengths_ptr, weight_ptr, block_ptr, out_ptr,
     stride_b, stride_t, out_stride_b, out_stride_t, labels_b, labels_u, lengths_b, target_lengths_b, weight_b, weight_s,
     grad_b, B, T, V, U, blank,
-    STRIDE_V: tl.constexpr, OUT_STRIDE_V: tl.constexpr, MERGING: tl.constexpr, STARS: tl.constexpr, LEAVES_OUT: tl.constexpr,
+    STRIDE_V: tl.constexpr, OUT_STRIDE_V: tl.constexpr, MERGING: tl.constexpr, STARS: tl.constexpr,
     REDUCTION: tl.constexpr, NORMALIZED: tl.constexpr, EXACT: tl.constexpr, DENSE: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, ALIGN: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
@@ -399,7 +397,7 @@ def _gradient(
         weight = tl.zeros((BLOCK_S,), tl.float64)
         if STARS:
             weights = weight_ptr + b * weight_b
-            left_out = _left_out(labels, labels_u, weights, weight_s, s, num_states, V, blank, LEAVES_OUT)
+            left_out = _left_out(labels, labels_u, weights, weight_s, s, num_states, V, blank)
             weight = tl.load(weights + s * weight_s, mask=exists, other=float("-inf")).to(tl.float64)
         skip = s < 0
         if MERGING:

@@ -104,7 +104,7 @@ def _good(
 
 @jit
 def _know(
-    b: Any, targets: Any, target_lengths: Any, weights: Any, blank: Any, leaves_out: Any, enter: Any, left_out: Any, place: Any,
+    b: Any, targets: Any, target_lengths: Any, weights: Any, blank: Any, enter: Any, left_out: Any, place: Any,
     known: Any,
 ) -> None:  # fmt: skip
     """Fills in what is known of utterance b: its graph, as `form` describes it. For scratch: enter, left_out, (S,); place, as in
@@ -125,11 +125,11 @@ def _know(
             known.skip[b, 2 * u + 2] = False
         else:
             enter[u + 1] = label
-    for s in range(enter.size if leaves_out else 0):
+    for s in range(enter.size if weights.size else 0):
         closed = s < labels and weights[b, s + 1] == -np.inf
         left_out[s] = NONE if s == labels or closed else targets[b, s]
     find_columns(
-        b, enter, enter if merging else enter[:0], left_out if leaves_out else left_out[:0],
+        b, enter, enter if merging else enter[:0], left_out if weights.size else left_out[:0],
         weights[b] if weights.size else weights.reshape(-1), known.num_states[b], blank, place, known.columns,
     )  # fmt: skip
 
@@ -142,7 +142,7 @@ def scaled_of(memory: Any, batch: int, ends: tuple[int, ...]) -> Any:
 @jit_outer
 def prepare(
     begin: Any, end: Any, frames: Any, vocabulary: Any, targets: Any, lengths: Any, target_lengths: Any, weights: Any,
-    count: Any, blank: Any, merging: Any, leaves_out: Any, validate: Any, memory: Any,
+    count: Any, blank: Any, merging: Any, validate: Any, memory: Any,
 ) -> Any:  # fmt: skip
     """The parts of a batch's memory, what is known of utterances begin..end-1 filled in. Raises ValueError if a value is bad, and
     that matters."""
@@ -155,7 +155,7 @@ def prepare(
     known, sums = parts(memory, batch, frames, states, count, merging, weights.size > 0)
     enter, left_out, place = np.empty(states, np.int64), np.empty(states, np.int64), np.full(vocabulary, -1, np.int32)
     for b in range(begin, end):
-        _know(b, targets, target_lengths, weights, blank, leaves_out, enter, left_out, place, known)
+        _know(b, targets, target_lengths, weights, blank, enter, left_out, place, known)
     return known, sums
 
 

@@ -49,10 +49,17 @@ def backward(
 
 
 def label_graph(
-    criterion: str, targets: Tensor, target_lengths: Tensor, log_penalty: Tensor | None, matching: str, blank: int
+    criterion: str,
+    targets: Tensor,
+    target_lengths: Tensor,
+    log_penalty: Tensor | None,
+    merge_repeats: bool,
+    blank: int,
 ) -> LabelGraph:
     """The graphs of a batch by the criterion's name, which is its file's."""
-    options: dict[str, Any] = {} if log_penalty is None else {"log_penalty": log_penalty, "matching": matching}
+    options: dict[str, Any] = (
+        {} if log_penalty is None else {"log_penalty": log_penalty, "merge_repeats": merge_repeats}
+    )
     return _criterion(criterion)(targets, target_lengths, blank=blank, **options)
 
 
@@ -61,7 +68,7 @@ def checked_graph(batch: Batch, setting: Setting, validate: bool) -> LabelGraph:
     logits, targets, input_lengths, target_lengths, log_penalty = batch
     if validate:
         check_values(targets, input_lengths, target_lengths, log_penalty, logits.shape, setting.blank)
-    return label_graph(setting.criterion, targets, target_lengths, log_penalty, setting.matching, setting.blank)
+    return label_graph(setting.criterion, targets, target_lengths, log_penalty, setting.merge_repeats, setting.blank)
 
 
 def sums_of(
@@ -88,7 +95,7 @@ def best_path(batch: Batch, setting: Setting) -> Tensor:
     """The state after each frame on the best path through each utterance's graph, (B, T); -1 past its length, and where there is
     no path. A star counts by the sum of its tokens. Not for graphs in which these last."""
     logits, targets, lengths, target_lengths, log_penalty = batch
-    graph = label_graph(setting.criterion, targets, target_lengths, log_penalty, setting.matching, setting.blank)
+    graph = label_graph(setting.criterion, targets, target_lengths, log_penalty, setting.merge_repeats, setting.blank)
     emissions, lattice = _backend(setting.backend)
     arcs = emissions.scores(logits, graph.tokens, graph.topology, lengths, normalized=setting.normalized, star=False)
     path: Tensor = lattice.viterbi(arcs.stay, arcs.enter, graph.topology, lengths)[0]

@@ -16,10 +16,11 @@ In a `Request` without `batch_first` the logits are (T, B, V).
 
 
 class Setting(NamedTuple):
-    """What holds for all utterances. criterion: a file of criteria/. matching: "leftmost" or "all"."""
+    """What holds for all utterances. criterion: a file of criteria/. merge_repeats: of a criterion with stars; others have
+    no choice."""
 
     criterion: str
-    matching: str
+    merge_repeats: bool
     blank: int
     normalized: bool
     backend: str

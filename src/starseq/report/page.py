@@ -10,7 +10,6 @@ from typing import Any
 from starseq.report.marks import marked_html, pieces
 from starseq.report.pictures import Picture
 from starseq.report.plots import COLOURS, Rows, curves_svg
-from starseq.report.readings import method_name
 from starseq.text.gaps import Unit
 
 __all__ = ["AlignmentView", "Example", "RunView", "page"]
@@ -101,8 +100,7 @@ def _swatch(index: int) -> str:
 
 def _table(runs: Sequence[RunView]) -> str:
     facts = list(dict.fromkeys(name for run in runs for name in run.facts))
-    asked = any("merge_repeats" in s for run in runs for methods in run.evaluated.values() for s in methods.values())
-    several = asked or any(len(methods) > 1 for run in runs for methods in run.evaluated.values())
+    several = any(len(methods) > 1 for run in runs for methods in run.evaluated.values())
     words = any(run.unit == "word" or _has_words(run) for run in runs)
     head = ["run", *facts, "split", *(["method"] if several else []), *(["WER %"] if words else []), "CER %"]
     head += ["substituted", "inserted", "deleted", "lines right"]
@@ -115,8 +113,7 @@ def _table(runs: Sequence[RunView]) -> str:
             (split, method, scores) for split, methods in run.evaluated.items() for method, scores in methods.items()
         ]
         for number, (split, method, scores) in enumerate(found):
-            named = method_name(method, scores.get("merge_repeats"))
-            cells = [f"<td>{escape(split)}</td>", *([f"<td>{escape(named)}</td>"] if several else [])]
+            cells = [f"<td>{escape(split)}</td>", *([f"<td>{escape(method)}</td>"] if several else [])]
             cells += [_number(scores.get("wer"), strong=run.unit == "word")] if words else []
             cells += [_number(scores.get("cer"), strong=run.unit == "char")]
             counts = scores.get("words" if run.unit == "word" else "characters") or {}

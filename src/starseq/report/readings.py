@@ -56,15 +56,6 @@ def read_readings(folder: str | os.PathLike[str], split: str) -> list[Reading]:
     return readings
 
 
-def method_name(method: str, merge_repeats: bool | None) -> str:
-    """A method as tables have it, with how repeats were read where that was asked for.
-
-    >>> method_name("greedy", None), method_name("beam", True)
-    ('greedy', 'beam, repeats merged')
-    """
-    return method if merge_repeats is None else f"{method}, repeats {'merged' if merge_repeats else 'kept'}"
-
-
 def error_percent(reference: str, read: str, unit: Unit) -> float:
     """The error rate of one reading, in words or characters.
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from starseq import criteria
 from starseq.config import Recipe, load_recipe
 from starseq.data.dataset import AudioReader, FeatureReader, Reader
 from starseq.data.errors import DataError
@@ -42,12 +41,15 @@ class Run:
     """optimiser steps that made these weights"""
     dev_error: float | None
     """their greedy error on dev, in percent; None where nothing was evaluated"""
-    merges_repeats: bool
-    """whether equal tokens in a row of frames are read as one"""
 
     @property
     def criterion(self) -> str:
         return self.recipe.criterion.name
+
+    @property
+    def merges_repeats(self) -> bool:
+        """Whether equal tokens in neighbouring frames are read as one."""
+        return self.recipe.merges_repeats
 
     @property
     def stride(self) -> int:
@@ -97,11 +99,8 @@ def save_model(
     write_bytes(Path(folder) / MODEL, save(weights, {"starseq": json.dumps(facts)}))
 
 
-def load(folder: str | os.PathLike[str], *, merge_repeats: bool | None = None) -> Run:
-    """The run in `folder`, to be read with repeats merged or kept, or as its criterion has it (None).
-
-    One that is missing, damaged or not a run raises `DataError` with one sentence.
-    """
+def load(folder: str | os.PathLike[str]) -> Run:
+    """The run in `folder`; one that is missing, damaged or not a run raises `DataError` with one sentence."""
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such run folder")
@@ -123,7 +122,6 @@ def load(folder: str | os.PathLike[str], *, merge_repeats: bool | None = None) -
         log_penalty=facts.get("log_penalty"),
         step=int(facts.get("step") or 0),
         dev_error=facts.get("dev_error"),
-        merges_repeats=criteria.merges_repeats(recipe.criterion.name) if merge_repeats is None else merge_repeats,
     )
 
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from starseq import criteria
 from starseq.config import Optim, Recipe
 from starseq.data.batching import BatchSampler
 from starseq.data.dataset import Batch, BatchLoader
@@ -133,7 +132,6 @@ class _Pending:
     blank_share: Tensor | None = None
     inserted_per_label: Tensor | None = None
     log_penalty: Tensor | None = None
-    sharpness: float | None = None
 
 
 class Loop:
@@ -160,7 +158,6 @@ class Loop:
         self.objective = Objective(
             recipe.criterion.name, self.penalty, precision=recipe.trainer.precision, **recipe.criterion.settings
         )
-        self.sharpness = recipe.sharpening()
         self.model = fabric.setup_module(model)
         self.average = Average(model, recipe.optim.average) if recipe.optim.average else None
         # Not wrapped by Fabric: a scaler of half-precision gradients must reach the optimiser itself.
@@ -259,7 +256,6 @@ class Loop:
         observed = (
             self.objective.star and hasattr(self.penalty, "observe") and self.at.step % STEPS_PER_OBSERVATION == 0
         )
-        sharpness = self.sharpness(window.epoch)
         pending = _Pending([], torch.zeros((), device=device), counts)
         self.model.train()
         for i, batch in enumerate(window.batches):
@@ -271,9 +267,7 @@ class Loop:
                 key = {"seed": self.recipe.seed, "epoch": window.epoch, "step": self.at.step}
                 moved.x = self.augment(moved.x, batch.lengths, batch.ids, **key)
             with self.fabric.no_backward_sync(self.model, enabled=not last):
-                scored = self.objective(
-                    self.model, moved, sharpness=sharpness, inserted=logged and last, blanks=logged and last
-                )
+                scored = self.objective(self.model, moved, inserted=logged and last, blanks=logged and last)
                 loss = scored.losses.sum()
                 self.fabric.backward(self.scaler.scale(loss * scale))
             pending.losses.append(scored.losses.detach())
@@ -286,7 +280,7 @@ class Loop:
                 if scored.inserted is not None:
                     inserted = scored.inserted.detach().sum()
                     pending.inserted_per_label = inserted / moved.target_lengths.sum().clamp(min=1)
-                    pending.log_penalty, pending.sharpness = self.penalty(), sharpness
+                    pending.log_penalty = self.penalty()
         pending.total = self._summed(pending.total)
         return pending
 
@@ -425,7 +419,6 @@ class Loop:
             seconds=at.seconds,
             seconds_left=max(0, self._total_steps() - at.step) / speed,
             dev_error=dev_error,
-            sharpness=pending.sharpness,
         )
         self.sums = _Sums()
         if self._log is not None:
@@ -462,7 +455,7 @@ class Loop:
         fabric, data = self.fabric, self.recipe.data
         sampler = BatchSampler(dev.sizes, budget=data.budget, max_items=data.max_items, shuffle=False)
         batches = list(sampler)[fabric.global_rank :: fabric.world_size]
-        merge = criteria.merges_repeats(self.recipe.criterion.name)
+        merge = self.recipe.merges_repeats
         network = self.result.eval()
         total = ErrorCounts()
         workers = 0 if data.cache else data.workers

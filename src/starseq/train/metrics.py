@@ -43,8 +43,6 @@ class Metrics:
     seconds_left: float
     dev_error: float | None = None
     """greedy, in percent, where this step was evaluated"""
-    sharpness: float | None = None
-    """the power of their weight by which alignments count; None for a criterion without star"""
 
 
 COLUMNS = [field.name for field in fields(Metrics)]

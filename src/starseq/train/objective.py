@@ -38,7 +38,7 @@ class Objective:
     >>> class Table(nn.Module):
     ...     def forward(self, x, lengths):
     ...         return x, lengths
-    >>> objective = Objective("stc", InsertionPenalty(0.5, 0.5))
+    >>> objective = Objective("stc", InsertionPenalty(0.5, 0.5, half_life=1), merge_repeats=False)
     >>> batch = Batch(["a"], torch.zeros(1, 3, 2), torch.tensor([3]), torch.tensor([[1]]), torch.tensor([1]),
     ...               torch.tensor([[False, False]]), ["x"])
     >>> round(objective(Table(), batch).losses.exp().reciprocal().item(), 4)      # 3 places for the one label, 2^-3 each
@@ -50,7 +50,7 @@ class Objective:
         criterion: str,
         penalty: nn.Module,
         *,
-        matching: str = "leftmost",
+        merge_repeats: bool = True,
         backend: str = "auto",
         precision: str = "32",
     ) -> None:
@@ -59,7 +59,7 @@ class Objective:
         self._loss: Callable[..., Any] = getattr(loss, f"{criterion}_loss")
         self._options: dict[str, Any] = {"reduction": "none", "batch_first": True, "backend": backend}
         if self.star:
-            self._options["matching"] = matching
+            self._options["merge_repeats"] = merge_repeats
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         if self.precision == "32":
@@ -76,19 +76,16 @@ class Objective:
         model: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
         batch: Batch,
         *,
-        sharpness: float = 1.0,
         inserted: bool = False,
         blanks: bool = False,
     ) -> Scored:
-        """`batch` lies on the model's device. Insertions and blanks are counted where they are asked for. The sharpness is for a
-        criterion with a star."""
+        """`batch` lies on the model's device. Insertions and blanks are counted where they are asked for."""
         with self.autocast(batch.x.device):
             logits, lengths = model(batch.x, batch.lengths)
         options = dict(self._options)
         inserted = inserted and self.star
         if self.star:
-            options["penalty"] = self.log_penalty(batch)
-            options |= {"return_inserted": inserted, "sharpness": sharpness}
+            options |= {"penalty": self.log_penalty(batch), "return_inserted": inserted}
         result = self._loss(logits, batch.targets, lengths, batch.target_lengths, **options)
         losses, insertions = result if inserted else (result, None)
         share = None

@@ -13,7 +13,6 @@ from starseq.wfst.label_graphs import (
     STAR,
     ctc_graph,
     expand_stars,
-    lasting_stc_graph,
     selfless_ctc_graph,
     star_label,
     star_symbols,
@@ -21,7 +20,7 @@ from starseq.wfst.label_graphs import (
     stc_graph,
     stc_positions,
 )
-from starseq.wfst.losses import ctc, lasting_stc, selfless_ctc, stc
+from starseq.wfst.losses import ctc, selfless_ctc, stc
 from starseq.wfst.rational import closure, concatenate, union
 from starseq.wfst.score import Path, forward_score, viterbi_path
 from starseq.wfst.topology import live, trim
@@ -44,8 +43,6 @@ __all__ = [
     "expand_stars",
     "forward_score",
     "intersect",
-    "lasting_stc",
-    "lasting_stc_graph",
     "live",
     "project",
     "selfless_ctc",

@@ -1,4 +1,4 @@
-"""Label graphs of one utterance, written by hand as the papers draw them: CTC, selfless CTC and STC; and STC whose tokens last.
+"""Label graphs of one utterance, written by hand as the papers draw them: CTC, selfless CTC and STC, and STC with merged repeats.
 
 A label graph accepts the alignments of a target: the sequences of one token per frame that mean it.
 
@@ -7,14 +7,13 @@ label of its own, `STAR` or ``star_label(y)``: that is the form to draw. `expand
 token: that is the form to compute with.
 
 Where tokens last, what may follow depends on the token that stands. `LASTING` draws that in one arc; to compute, every
-token has a state of its own: see `lasting_stc_graph`.
+token has a state of its own: see `stc_graph`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,8 +21,6 @@ from torch import Tensor
 from starseq.wfst.collapse import ctc_collapse
 from starseq.wfst.compose import compose, project
 from starseq.wfst.graph import Arc, Graph, GraphBuilder
-
-Matching = Literal["leftmost", "all"]
 
 STAR = -2
 """The label of an arc that any token passes."""
@@ -145,9 +142,9 @@ def stc_graph(
     blank: int = 0,
     tokens: Iterable[int] | None = None,
     log_penalty: float | Tensor = 0.0,
-    matching: Matching = "leftmost",
+    merge_repeats: bool = True,
 ) -> Graph:
-    """Return STC's label graph as published, 3U + 2 states.
+    """Return STC's label graph, drawn as published on 3U + 2 states.
 
     For every gap l = 0 .. U, after label l, there are the blank node 3l, the star node 3l + 1, and the label node
     3l - 1 through which it was entered (none for l = 0). From each of them the blank leads to the blank node, a star
@@ -156,32 +153,47 @@ def stc_graph(
     The star is star∖y_{l+1} for l < U, so that a label is matched where it first occurs and no alignment counts twice;
     and star for l = U. Where gap l + 1 is closed, gap l takes star too: label l + 1 need not be the first of its kind.
 
+    With merged repeats labels and inserted tokens last. A label node has a self-loop of its label, and a star node one of
+    `LASTING`: the token that stands there still does, and costs nothing. All others are passed by the blank or by a token that
+    begins, which is any but the one that stands; so there is no arc between equal labels. That is the graph to draw. With
+    `tokens` it is CTC's collapse composed with the chain of STC: a state is a gap, and the token that stands there.
+
     Args:
         target: the U labels.
         blank: the blank.
         tokens: the alphabet, without the blank, to expand the stars to; None leaves them as star labels, for drawing.
         log_penalty: the weight of an inserted token: a number, or a tensor, 0-d or (U + 1,) with one weight for each
             gap; differentiable. -inf closes a gap.
-        matching: "leftmost", or "all" for star everywhere, so that every embedding of the target counts.
+        merge_repeats: whether tokens last, as in CTC, or every frame is a token of its own, as published.
 
     Raises:
-        ValueError: the blank is among the labels, the shape of `log_penalty` is wrong, or `matching` is unknown.
+        ValueError: the blank is among the labels, or the shape of `log_penalty` is wrong.
 
     Example:
-        >>> stc_graph([1, 2], tokens=range(1, 4), log_penalty=-0.5)
-        Graph(8 states, 32 arcs, start=(0,), final=(5, 6, 7))
-        >>> stc_graph([1, 2], log_penalty=-0.5)
+        >>> stc_graph([1, 1], log_penalty=-0.5, merge_repeats=False)
         Graph(8 states, 21 arcs, start=(0,), final=(5, 6, 7))
+        >>> stc_graph([1, 1], log_penalty=-0.5)  # 5 loops more, and an arc less
+        Graph(8 states, 25 arcs, start=(0,), final=(5, 6, 7))
+        >>> stc_graph([1], tokens=[1, 2], log_penalty=-0.5)  # the blank or 2 before the label; any of three after it
+        Graph(5 states, 15 arcs, start=(0,), final=(1, 3, 4))
     """
+    if merge_repeats and tokens is not None:
+        tokens = list(tokens)
+        return project(compose(ctc_collapse(tokens, blank), stc_chain(target, blank, tokens, log_penalty)))
     U = _count_labels(target, blank)
     builder = GraphBuilder(3 * U + 2, start=[0], final=range(max(3 * U - 1, 0), 3 * U + 2))
-    for l, (star, weight) in enumerate(_stars(target, log_penalty, matching)):
+    for l, (star, weight) in enumerate(_stars(target, log_penalty)):
         label_node, blank_node, star_node, next_node = 3 * l - 1, 3 * l, 3 * l + 1, 3 * l + 2
         for node in (label_node, blank_node, star_node) if l > 0 else (blank_node, star_node):
             builder.add_arc(node, blank_node, blank)
             builder.add_arc(node, star_node, star, weight=weight)
-            if l < U:
+            joins = merge_repeats and 0 < l < U and node == label_node and target[l] == target[l - 1]
+            if l < U and not joins:
                 builder.add_arc(node, next_node, target[l])
+        if merge_repeats:
+            if l > 0:
+                builder.add_arc(label_node, label_node, target[l - 1])
+            builder.add_arc(star_node, star_node, LASTING)
     graph = builder.build()
     return graph if tokens is None else expand_stars(graph, tokens)
 
@@ -191,12 +203,11 @@ def stc_chain(
     blank: int = 0,
     tokens: Iterable[int] | None = None,
     log_penalty: float | Tensor = 0.0,
-    matching: Matching = "leftmost",
 ) -> Graph:
-    """Return the smallest STC label graph, a chain of U + 1 states: state l has matched l labels.
+    """Return the smallest STC label graph with kept repeats, a chain of U + 1 states: state l has matched l labels.
 
     It stays by the blank or by the star of its gap, and goes on by label l + 1. Arguments and errors as in `stc_graph`,
-    to which it is equivalent.
+    to which, with kept repeats, it is equivalent.
 
     Example:
         >>> stc_chain([1, 2], tokens=range(1, 4), log_penalty=-0.5)
@@ -204,7 +215,7 @@ def stc_chain(
     """
     U = _count_labels(target, blank)
     builder = GraphBuilder(U + 1, start=[0], final=[U])
-    for l, (star, weight) in enumerate(_stars(target, log_penalty, matching)):
+    for l, (star, weight) in enumerate(_stars(target, log_penalty)):
         builder.add_arc(l, l, blank)
         builder.add_arc(l, l, star, weight=weight)
         if l < U:
@@ -213,49 +224,8 @@ def stc_chain(
     return graph if tokens is None else expand_stars(graph, tokens)
 
 
-def lasting_stc_graph(
-    target: Sequence[int],
-    blank: int = 0,
-    tokens: Iterable[int] | None = None,
-    log_penalty: float | Tensor = 0.0,
-    matching: Matching = "leftmost",
-) -> Graph:
-    """Return the label graph of STC with the collapse of CTC: labels and inserted tokens last.
-
-    With `tokens` it is the collapse composed with the chain of STC. A state is a gap, and the token that stands there.
-
-    Without, it is drawn on the 3U + 2 states of `stc_graph`. A label node has a self-loop of its label, and a star node one of
-    `LASTING`: the token that stands there still does, and costs nothing. All others are passed by the blank or by a token that
-    begins, which is any but the one that stands; so there is no arc between equal labels.
-
-    Arguments and errors as in `stc_graph`.
-
-    Example:
-        >>> lasting_stc_graph([1, 1], log_penalty=-0.5)  # 21 as in stc_graph, and 5 loops, less 1 arc
-        Graph(8 states, 25 arcs, start=(0,), final=(5, 6, 7))
-        >>> lasting_stc_graph([1], tokens=[1, 2], log_penalty=-0.5)  # the blank or 2 before the label; any of three after it
-        Graph(5 states, 15 arcs, start=(0,), final=(1, 3, 4))
-    """
-    if tokens is not None:
-        tokens = list(tokens)
-        return project(compose(ctc_collapse(tokens, blank), stc_chain(target, blank, tokens, log_penalty, matching)))
-    U = _count_labels(target, blank)
-    builder = GraphBuilder(3 * U + 2, start=[0], final=range(max(3 * U - 1, 0), 3 * U + 2))
-    for l, (star, weight) in enumerate(_stars(target, log_penalty, matching)):
-        label_node, blank_node, star_node, next_node = 3 * l - 1, 3 * l, 3 * l + 1, 3 * l + 2
-        for node in (label_node, blank_node, star_node) if l > 0 else (blank_node, star_node):
-            builder.add_arc(node, blank_node, blank)
-            builder.add_arc(node, star_node, star, weight=weight)
-            if l < U and not (node == label_node and target[l] == target[l - 1]):
-                builder.add_arc(node, next_node, target[l])
-        if l > 0:
-            builder.add_arc(label_node, label_node, target[l - 1])
-        builder.add_arc(star_node, star_node, LASTING)
-    return builder.build()
-
-
 def stc_positions(U: int) -> list[tuple[float, float]]:
-    """Return (column, row) of every state of `stc_graph` or, as drawn, `lasting_stc_graph`: stars above, blanks below."""
+    """Return (column, row) of every state of `stc_graph` as it is drawn: stars above, blanks below."""
     return [(2 * (n // 3) + (n % 3 == 2), (1.0, -1.0, 0.0)[n % 3]) for n in range(3 * U + 2)]
 
 
@@ -265,17 +235,13 @@ def _count_labels(target: Sequence[int], blank: int) -> int:
     return len(target)
 
 
-def _stars(target: Sequence[int], log_penalty: float | Tensor, matching: Matching) -> list[tuple[int, Tensor]]:
+def _stars(target: Sequence[int], log_penalty: float | Tensor) -> list[tuple[int, Tensor]]:
     """Return the star label and the weight of every gap."""
-    if matching not in ("leftmost", "all"):
-        raise ValueError(f"matching: expected 'leftmost' or 'all', got {matching!r}")
     U = len(target)
     weights = torch.as_tensor(log_penalty, dtype=torch.float64)
     if weights.shape not in ((), (U + 1,)):
         raise ValueError(f"log_penalty: expected a number or shape ({U + 1},), got shape {tuple(weights.shape)}")
     weights = weights.expand(U + 1)
     is_open = [weight != -math.inf for weight in weights.tolist()]
-    stars = [
-        star_label(target[l]) if matching == "leftmost" and l < U and is_open[l + 1] else STAR for l in range(U + 1)
-    ]
+    stars = [star_label(target[l]) if l < U and is_open[l + 1] else STAR for l in range(U + 1)]
     return list(zip(stars, weights.unbind(), strict=True))

@@ -5,7 +5,7 @@ Slow and plain on purpose, this is what the fast backends are compared with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from starseq.wfst.compose import intersect
 from starseq.wfst.emission import emission_graph
 from starseq.wfst.graph import Graph
-from starseq.wfst.label_graphs import Matching, ctc_graph, lasting_stc_graph, selfless_ctc_graph, stc_graph
+from starseq.wfst.label_graphs import ctc_graph, selfless_ctc_graph, stc_graph
 from starseq.wfst.score import forward_score
 
 
@@ -58,14 +58,15 @@ def stc(
     *,
     log_penalty: float | Tensor,
     blank: int = 0,
-    matching: Matching = "leftmost",
+    merge_repeats: bool = True,
 ) -> Tensor:
-    """Return the STC loss of one utterance, by the published label graph with its stars expanded to tokens.
+    """Return the STC loss of one utterance, by its label graph with the stars expanded to tokens.
 
     .. math:: -\\log \\sum_\\pi \\prod_t P_t(\\pi_t) \\, e^{\\lambda \\cdot \\text{tokens inserted in } \\pi}
 
-    over the alignments whose tokens contain the target as a subsequence. The derivative with respect to a gap's
-    `log_penalty` is minus the expected number of tokens inserted there.
+    over the alignments whose tokens, repeats merged and then blanks removed, contain the target as a subsequence. Labels last
+    freely, an inserted token pays when it begins. The derivative with respect to a gap's `log_penalty` is minus the expected
+    number of tokens inserted there.
 
     Args:
         log_probs: (T, V) log-probabilities; differentiable.
@@ -73,7 +74,7 @@ def stc(
         log_penalty: a number, or a tensor, 0-d or (U + 1,) with one weight for each gap; differentiable. -inf closes
             a gap.
         blank: the blank.
-        matching: "leftmost" or "all", see `stc_graph`.
+        merge_repeats: False for the published loss, whose repeats are not merged.
 
     Returns:
         The 0-d loss, in float32 or `log_probs`' wider dtype; inf, with gradient 0, where no alignment exists.
@@ -82,49 +83,20 @@ def stc(
         ValueError: as `stc_graph`, or `log_probs` has not two dimensions.
 
     Example:
-        Of the 2^3 alignments over {blank, 1}, the 7 that hold a 1 at all mean "1" with holes:
-
-        >>> stc(torch.zeros(3, 2), [1], log_penalty=0.0).neg().exp()
-        tensor(7.0000)
-    """
-    return _negative_log_weight(log_probs, _starred(stc_graph, log_probs, target, log_penalty, blank, matching))
-
-
-def lasting_stc(
-    log_probs: Tensor,
-    target: Sequence[int],
-    *,
-    log_penalty: float | Tensor,
-    blank: int = 0,
-    matching: Matching = "leftmost",
-) -> Tensor:
-    """Return the loss of STC with the collapse of CTC: labels last freely, an inserted token pays when it begins.
-
-    The alignments are those whose tokens, repeats merged and then blanks removed, contain the target as a subsequence. Arguments
-    and result as in `stc`.
-
-    Example:
         Of the 3^2 alignments over {blank, 1, 2} 1- -1 11 mean "1", and 12 21 insert a token at half the weight:
 
-        >>> lasting_stc(torch.zeros(2, 3), [1], log_penalty=torch.tensor(0.5).log()).neg().exp()
+        >>> stc(torch.zeros(2, 3), [1], log_penalty=torch.tensor(0.5).log()).neg().exp()
         tensor(4.)
+
+        Of the 2^3 alignments over {blank, 1}, the 7 that hold a 1 at all mean "1" with holes, if repeats are kept:
+
+        >>> stc(torch.zeros(3, 2), [1], log_penalty=0.0, merge_repeats=False).neg().exp()
+        tensor(7.0000)
     """
-    return _negative_log_weight(log_probs, _starred(lasting_stc_graph, log_probs, target, log_penalty, blank, matching))
-
-
-def _starred(
-    graph: Callable[..., Graph],
-    log_probs: Tensor,
-    target: Sequence[int],
-    log_penalty: float | Tensor,
-    blank: int,
-    matching: Matching,
-) -> Graph:
-    """The label graph with its stars expanded to the tokens that `log_probs` know."""
     tokens = [v for v in range(log_probs.shape[-1]) if v != blank]
     if isinstance(log_penalty, Tensor):
         log_penalty = log_penalty.cpu()
-    return graph(target, blank, tokens, log_penalty, matching)
+    return _negative_log_weight(log_probs, stc_graph(target, blank, tokens, log_penalty, merge_repeats))
 
 
 def _negative_log_weight(log_probs: Tensor, label_graph: Graph) -> Tensor:
