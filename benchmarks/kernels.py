@@ -1,5 +1,7 @@
 """Runs every Triton kernel once on small odd shapes: what benchmarks/gpu.sh puts under compute-sanitizer."""
 
+import functools
+
 import torch
 
 import starseq
@@ -16,14 +18,16 @@ for frames, vocabulary, labels in ((7, 13, 3), (5, 1_203, 2), (37, 29, 70)):
         targets = torch.randint(1, vocabulary, (3, labels), device="cuda")
         targets[2, 0] = 10**9  # never read out of bounds
         lengths = torch.tensor([frames, frames - 2, frames], device="cuda"), torch.tensor([labels, 1, 2], device="cuda")
-        for loss in (starseq.stc_loss, starseq.ctc_loss, starseq.selfless_ctc_loss):
+        stc = functools.partial(starseq.stc_loss, penalty=-0.7)
+        published_stc = functools.partial(stc, merge_repeats=False)
+        for loss in (published_stc, starseq.ctc_loss, starseq.selfless_ctc_loss):
             for reduction in ("mean", "sum"):
                 loss(logits, targets, *lengths, zero_infinity=True, reduction=reduction).backward()
-        starseq.stc_loss(logits, targets, *lengths, return_inserted=True)
-        starseq.lasting_stc_loss(logits, targets, *lengths, return_inserted=True, zero_infinity=True)[0].backward()
+        published_stc(logits, targets, *lengths, return_inserted=True)
+        stc(logits, targets, *lengths, return_inserted=True, zero_infinity=True)[0].backward()
         for criterion in ("stc", "ctc"):
             penalty = torch.full((3, labels + 1), -0.7, device="cuda") if criterion == "stc" else None
-            topology, tokens = op.label_graph(criterion, targets, lengths[1], penalty, "leftmost", 0)
+            topology, tokens = op.label_graph(criterion, targets, lengths[1], penalty, False, 0)
             x = logits.detach().transpose(0, 1)
             scores = vocabulary_triton.scores(x, tokens, topology, lengths[0], normalized=True)
             sums = banded_triton.forward_backward(scores.stay, scores.enter, topology, lengths[0])

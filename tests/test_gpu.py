@@ -9,6 +9,7 @@ import math
 
 import pytest
 import torch
+from tests.cases import CRITERIA, loss_of, merged_loss, published_loss
 from torch import Tensor
 
 import starseq
@@ -17,8 +18,8 @@ from starseq.lattice.topology import Topology
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-LOSSES = {"stc": starseq.stc_loss, "ctc": starseq.ctc_loss, "selfless_ctc": starseq.selfless_ctc_loss}
-ALL = {**LOSSES, "lasting_stc": starseq.lasting_stc_loss}  # the last is for few tokens and labels
+LOSSES = {name: loss_of(name) for name in CRITERIA}
+ALL = {**LOSSES, "stc": merged_loss}  # the last is for few tokens and labels
 SHAPES = [  # T, V, U: odd, ragged, long, wide
     (1, 7, 0), (1, 7, 1), (63, 7, 1), (63, 81, 20), (63, 81, 63), (63, 50_001, 25), (63, 3_000, 40), (63, 50_001, 63),
     (163, 50_001, 150), (1, 50_001, 1), (4_000, 7, 600), (4_000, 81, 600), (63, 300, 200), (33, 1_025, 5), (33, 1_024, 5),
@@ -69,8 +70,8 @@ def poison():
 def test_lasting(shape: tuple[int, int, int], dtype: torch.dtype, poison) -> None:
     """Its gaps remember the token that stands: rows of them in one tile and in many, of tokens in one piece and in many."""
     arrays = batch(*shape, dtype=dtype)
-    truth, slope = run(starseq.lasting_stc_loss, arrays[0].double(), *arrays[1:])
-    ours, grad = run(starseq.lasting_stc_loss, *(x.cuda() for x in arrays))
+    truth, slope = run(merged_loss, arrays[0].double(), *arrays[1:])
+    ours, grad = run(merged_loss, *(x.cuda() for x in arrays))
     relative, absolute = TOLERANCE[dtype]
     torch.testing.assert_close(ours.double().cpu(), truth, rtol=relative, atol=relative)
     torch.testing.assert_close(grad.double().cpu(), slope, rtol=0, atol=absolute)
@@ -96,12 +97,11 @@ def test_value_and_gradient(name: str, shape: tuple[int, int, int], dtype: torch
 
 @pytest.mark.parametrize(
     ("loss", "shape"),
-    [(starseq.stc_loss, shape) for shape in [(63, 81, 20), (63, 2_500, 25), (150, 29, 60)]]
-    + [(starseq.lasting_stc_loss, shape) for shape in [(63, 81, 20), (63, 700, 25), (150, 29, 60)]],
+    [(published_loss, shape) for shape in [(63, 81, 20), (63, 2_500, 25), (150, 29, 60)]]
+    + [(merged_loss, shape) for shape in [(63, 81, 20), (63, 700, 25), (150, 29, 60)]],
     ids=lambda x: x.__name__ if callable(x) else str(x),
 )
-@pytest.mark.parametrize("matching", ["leftmost", "all"])
-def test_gaps_insertions_and_penalty(loss, shape: tuple[int, int, int], matching: str, poison) -> None:
+def test_gaps_insertions_and_penalty(loss, shape: tuple[int, int, int], poison) -> None:
     arrays = batch(*shape)
     penalty = -3 * torch.rand(5, shape[2] + 1, generator=torch.Generator().manual_seed(1))
     penalty[torch.rand(penalty.shape, generator=torch.Generator().manual_seed(2)) < 0.3] = -math.inf
@@ -110,7 +110,7 @@ def test_gaps_insertions_and_penalty(loss, shape: tuple[int, int, int], matching
         logits = arrays[0].to(device, dtype).requires_grad_()
         weights = penalty.to(device, dtype).requires_grad_()
         losses, inserted = loss(
-            logits, *(x.to(device) for x in arrays[1:]), penalty=weights, matching=matching, reduction="none",
+            logits, *(x.to(device) for x in arrays[1:]), penalty=weights, reduction="none",
             return_inserted=True,
         )  # fmt: skip
         losses.masked_fill(losses == math.inf, 0).sum().backward()
@@ -152,8 +152,8 @@ def test_strides(layout: str, V: int, normalized: bool) -> None:
 def test_no_host_sync_and_graph_replay() -> None:
     logits, *others = (x.cuda() for x in batch(63, 2_500, 25))
     logits = logits.nan_to_num().requires_grad_()
-    penalty = starseq.InsertionPenalty().cuda()
-    criterion = starseq.STCLoss(zero_infinity=True)
+    penalty = starseq.InsertionPenalty(p0=0.5, p_max=0.9, half_life=10_000).cuda()
+    criterion = starseq.STCLoss(zero_infinity=True, merge_repeats=False)
 
     def step() -> Tensor:
         loss = criterion(logits, *others, penalty=penalty()) + starseq.ctc_loss(logits, *others, zero_infinity=True)
@@ -200,11 +200,11 @@ def test_same_bits_a_hundred_times(shape: tuple[int, int, int]) -> None:
 
 def test_batched_equals_single() -> None:
     logits, targets, input_lengths, target_lengths = (x.cuda() for x in batch(63, 81, 20))
-    losses, grad = run(starseq.stc_loss, logits, targets, input_lengths, target_lengths)
+    losses, grad = run(published_loss, logits, targets, input_lengths, target_lengths)
     for b in range(5):
         T, U = int(input_lengths[b]), int(target_lengths[b])
         alone = run(
-            starseq.stc_loss,
+            published_loss,
             logits[:T, b : b + 1],
             targets[b : b + 1, :U],
             input_lengths[b : b + 1],
@@ -225,10 +225,10 @@ def test_bad_labels_are_impossible_and_validate_names_them() -> None:
         with pytest.raises(ValueError, match=r"targets: label 1000000000 at \(utterance, position\) \(0, 0\)"):
             loss(logits, targets, *lengths, validate=True)
     targets[0] = torch.tensor([1, 0, 2, 3])  # the blank is no label
-    for loss in (starseq.stc_loss, starseq.lasting_stc_loss):
+    for loss in (published_loss, merged_loss):
         assert loss(logits, targets, *lengths, reduction="none")[0] == math.inf
     too_long = (lengths[0] + 1000, lengths[1])
-    assert starseq.stc_loss(logits, targets, *too_long, reduction="none").shape == (5,)  # never out of bounds
+    assert published_loss(logits, targets, *too_long, reduction="none").shape == (5,)  # never out of bounds
 
 
 @pytest.mark.parametrize("V", [81, 1_203])  # every token looked at; those of the graph alone
@@ -245,36 +245,14 @@ def test_compile(V: int) -> None:
         assert torch.equal(a.grad, b.grad)
 
 
-@pytest.mark.parametrize("name", ["stc", "lasting_stc"])
-@pytest.mark.parametrize("V", [81, 1_203])
-def test_sharpness(name: str, V: int) -> None:
-    """Against the CPU; a tensor on the device, which nothing waits for, as a number; compiled."""
-    on_cpu = batch(63, V, 20)
-    logits, *others = (x.cuda() for x in on_cpu)  # with NaN past the lengths
-    expected = on_cpu[0].double().requires_grad_()
-    loss = ALL[name]
-    truth = loss(expected, *on_cpu[1:], sharpness=3.0, reduction="none", zero_infinity=True)
-    truth.sum().backward()
-    sharpness = torch.tensor(3.0, device="cuda")
-    compiled = torch.compile(
-        lambda x, *y: loss(x, *y, sharpness=sharpness, reduction="none", zero_infinity=True), fullgraph=True
-    )
-    for call in (lambda x, *y: loss(x, *y, sharpness=3.0, reduction="none", zero_infinity=True), compiled):
-        x = logits.clone().requires_grad_()
-        ours = call(x, *others)
-        ours.sum().backward()
-        torch.testing.assert_close(ours.cpu().double(), truth.detach(), rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(x.grad.cpu().double(), expected.grad, rtol=1e-3, atol=1e-5)
-
-
 def test_autocast_and_concatenated_targets() -> None:
     logits, targets, *lengths = (x.cuda() for x in batch(63, 81, 20))
     logits = logits.nan_to_num()
     flat = torch.cat([targets[b, : lengths[1][b]] for b in range(5)])
     with torch.autocast("cuda", torch.bfloat16):
         weight = torch.eye(81, device="cuda", requires_grad=True)
-        loss = starseq.stc_loss(logits @ weight, targets, *lengths, zero_infinity=True)
-        other = starseq.stc_loss(logits @ weight, flat, *lengths, zero_infinity=True, max_target_length=20)
+        loss = published_loss(logits @ weight, targets, *lengths, zero_infinity=True)
+        other = published_loss(logits @ weight, flat, *lengths, zero_infinity=True, max_target_length=20)
     assert loss.dtype == torch.float32
     assert torch.equal(loss, other)
     loss.backward()

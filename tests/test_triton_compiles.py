@@ -68,7 +68,6 @@ def test_vocabulary(dtype: str, stars: bool, long: bool) -> None:
     common = {
         "STAYS": not stars,
         "STARS": stars,
-        "LEAVES_OUT": stars,
         "NORMALIZED": True,
         "EXACT": dtype == "fp64",
         "stride_v": 1,
@@ -85,7 +84,7 @@ def test_vocabulary(dtype: str, stars: bool, long: bool) -> None:
 @pytest.mark.parametrize(("stars", "long"), [*itertools.product([False, True], repeat=2)])
 def test_scores_that_are_no_probabilities(stars: bool, long: bool) -> None:
     types = {"x_ptr": "*fp32", "out_ptr": "*fp32", "loss_ptr": "*fp32"}
-    common = {"STARS": stars, "LEAVES_OUT": stars, "NORMALIZED": False, "EXACT": False,
+    common = {"STARS": stars, "NORMALIZED": False, "EXACT": False,
               "BLOCK_V": 512 if long else 128, "ALIGN": 4 if long else 1, "BLOCK_S": 32}  # fmt: skip
     form, missing = {"MERGING": not stars, "STRIDE_V": 1}, {} if stars else {"weight_ptr": None}
     assert compile_kernel(fused_triton._scores, types, {**common, **form, **missing, "KEEP_STAR": stars}, 4)
@@ -109,7 +108,7 @@ def test_fused(dtype: str, merging: bool, tokens: int, states: int) -> None:
     long = tokens > 1024
     exact, stars = dtype == "fp64", not merging
     types = {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "loss_ptr": "*fp64" if exact else "*fp32"}
-    form = {"MERGING": merging, "STARS": stars, "LEAVES_OUT": stars, "NORMALIZED": True, "EXACT": exact, "STRIDE_V": 1}
+    form = {"MERGING": merging, "STARS": stars, "NORMALIZED": True, "EXACT": exact, "STRIDE_V": 1}
     missing = {} if stars else {"weight_ptr": None}
     kind = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     names = ("BLOCK_V", "ALIGN", "BLOCK_S")

@@ -10,6 +10,7 @@ import math
 import pytest
 import torch
 from tests import brute_force
+from tests.cases import CRITERIA, loss_of, merged_loss, published_loss
 from tests.interpreter import INSIDE, inside, outside, run_again
 
 import starseq
@@ -19,7 +20,7 @@ from starseq.lattice.topology import Topology
 from starseq.op import separate
 
 pytest.importorskip("triton")
-LOSSES = {"stc": starseq.stc_loss, "ctc": starseq.ctc_loss, "selfless_ctc": starseq.selfless_ctc_loss}
+LOSSES = {name: loss_of(name) for name in CRITERIA}
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}
 
 
@@ -35,7 +36,7 @@ def test_lasting_in_the_interpreter() -> None:
 
 @inside
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of the interpreter: log of 0, inf - inf under a select
-@pytest.mark.parametrize("stem", ["stc", "stc_all", "stc_gaps", "lasting_stc", "ctc", "selfless_ctc"])
+@pytest.mark.parametrize("stem", ["stc", "stc_gaps", "stc_merged", "ctc", "selfless_ctc"])
 def test_vectors(stem: str) -> None:
     cases = [case for case in brute_force.read_vectors(stem) if case["shape"][0]]
     for case in cases[::3]:
@@ -44,8 +45,8 @@ def test_vectors(stem: str) -> None:
         options = {}
         if "log_penalty" in case:
             penalty = torch.tensor(case["log_penalty"], dtype=torch.float64)
-            options = {"penalty": penalty, "matching": case["matching"], "return_inserted": True}
-        loss = getattr(starseq, f"{stem.removesuffix('_all').removesuffix('_gaps')}_loss")
+            options = {"penalty": penalty, "merge_repeats": case["merge_repeats"], "return_inserted": True}
+        loss = starseq.stc_loss if options else loss_of(stem)
         result = loss(
             logits,
             target,
@@ -114,7 +115,7 @@ def compare_with_torch(
 
 @inside
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("name", ["stc", "ctc"])
+@pytest.mark.parametrize("name", ["published_stc", "ctc"])
 @pytest.mark.parametrize("V", [3_001, 17_001])
 def test_long_rows_and_many_states(V: int, name: str) -> None:
     """Of 35 and 69 states: 16-bit rows in pieces of 2,048 and of 16,384, labels compared with the states 16 and 8 at a time."""
@@ -157,8 +158,7 @@ def test_reductions(name: str, reduction: str) -> None:
 
 @inside
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("matching", ["leftmost", "all"])
-def test_insertions(matching: str) -> None:
+def test_insertions() -> None:
     """With closed gaps, a learned penalty, an utterance that cannot be read, and NaN where there is no gap."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 4, 5, dtype=torch.float64, generator=generator)
@@ -169,8 +169,8 @@ def test_insertions(matching: str) -> None:
     results = []
     for backend in ("torch", "triton"):
         x, penalty = logits.clone().requires_grad_(), gaps.clone().requires_grad_()
-        loss, inserted = starseq.stc_loss(
-            x, targets, lengths, (3, 3, 3, 1), penalty=penalty, matching=matching, return_inserted=True,
+        loss, inserted = published_loss(
+            x, targets, lengths, (3, 3, 3, 1), penalty=penalty, return_inserted=True,
             zero_infinity=True, backend=backend,
         )  # fmt: skip
         loss.backward()
@@ -181,8 +181,7 @@ def test_insertions(matching: str) -> None:
 
 @inside
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("matching", ["leftmost", "all"])
-def test_lasting_in_tiles(matching: str) -> None:
+def test_lasting_in_tiles() -> None:
     """9 rows, 8 at a time, of 301 tokens, 256 at a time; with and without a gradient."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(11, 2, 301, dtype=torch.float64, generator=generator)
@@ -196,12 +195,10 @@ def test_lasting_in_tiles(matching: str) -> None:
     results = []
     for backend in ("torch", "triton"):
         x, penalty = logits.clone().requires_grad_(), gaps.clone().requires_grad_()
-        options = {"blank": 300, "matching": matching, "reduction": "none", "backend": backend}
-        losses, inserted = starseq.lasting_stc_loss(
-            x, targets, *lengths, penalty=penalty, return_inserted=True, **options
-        )
+        options = {"blank": 300, "reduction": "none", "backend": backend}
+        losses, inserted = merged_loss(x, targets, *lengths, penalty=penalty, return_inserted=True, **options)
         losses.sum().backward()
-        alone = starseq.lasting_stc_loss(logits, targets, *lengths, penalty=gaps, **options)
+        alone = merged_loss(logits, targets, *lengths, penalty=gaps, **options)
         results.append((losses.detach(), alone, inserted, x.grad, penalty.grad))
     torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9)
     assert (results[0][2].sum(dim=1) > 0).all()
@@ -214,7 +211,9 @@ def test_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     from starseq.op import form
 
     for name in criteria.names():
-        assert (form.form_of(name, "leftmost", criteria.has_star(name)) is None) == (name == "lasting_stc"), name
+        for merge_repeats in (True, False):
+            lasts = name == "stc" and merge_repeats
+            assert (form.form_of(name, merge_repeats, criteria.has_star(name)) is None) == lasts, name
     chain = form.label_graph
 
     def other(*arguments, **options):

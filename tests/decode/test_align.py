@@ -1,23 +1,28 @@
-"""Alignment: planted paths are found on every backend; the best path is the reference's; posteriors are brute force's."""
+"""Alignment with kept repeats, and of CTC: planted paths are found, the best path is the reference's, posteriors brute force's."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from tests.brute_force import _counts
-from tests.cases import CRITERIA
 from tests.interpreter import INSIDE, outside, run_again
 
 from starseq import wfst
-from starseq.decode.align import Alignment, align, align_batch
+from starseq.decode.align import Alignment
+from starseq.decode.align import align as align_any
+from starseq.decode.align import align_batch as align_any_batch
 
 BACKENDS = ("triton",) if INSIDE else ("torch", "numba")
 HALF = math.log(0.5)
 CLOSED = -math.inf
+CRITERIA = ("stc", "ctc", "selfless_ctc")
+align = partial(align_any, merge_repeats=False)  # STC as published
+align_batch = partial(align_any_batch, merge_repeats=False)
 
 
 @outside
@@ -50,13 +55,13 @@ def test_planted_path_is_found(backend: str) -> None:
     assert whole.missing == (0.0,) * 7
     assert all(label.confidence > 0.95 and label.probability > 0.95 for label in whole.labels)
 
-    partial = align(logits, [5, 2], criterion="stc", backend=backend)
-    assert frames_of(partial) == [(5, 1, 2), (2, 7, 8)]
-    assert [(span.gap, span.start, span.end) for span in partial.spans] == [(1, 3, 7), (2, 9, 10)]
-    assert [[(f.token, f.frame) for f in span.tokens] for span in partial.spans] == [[(3, 3), (3, 4), (7, 6)], [(4, 9)]]
-    assert all(filling.confidence > 0.9 for span in partial.spans for filling in span.tokens)
-    assert partial.missing == pytest.approx((0, 3, 1), abs=0.15)
-    assert [span.missing for span in partial.spans] == [partial.missing[1], partial.missing[2]]
+    holes = align(logits, [5, 2], criterion="stc", backend=backend)
+    assert frames_of(holes) == [(5, 1, 2), (2, 7, 8)]
+    assert [(span.gap, span.start, span.end) for span in holes.spans] == [(1, 3, 7), (2, 9, 10)]
+    assert [[(f.token, f.frame) for f in span.tokens] for span in holes.spans] == [[(3, 3), (3, 4), (7, 6)], [(4, 9)]]
+    assert all(filling.confidence > 0.9 for span in holes.spans for filling in span.tokens)
+    assert holes.missing == pytest.approx((0, 3, 1), abs=0.15)
+    assert [span.missing for span in holes.spans] == [holes.missing[1], holes.missing[2]]
 
     merged = align(logits, [5, 3, 7, 2, 4], criterion="ctc", backend=backend)
     assert frames_of(merged) == [(5, 1, 2), (3, 3, 5), (7, 6, 7), (2, 7, 8), (4, 9, 10)]
@@ -156,9 +161,7 @@ def test_against_brute_force_and_wfst(
         terms += [(own + w, pi, *rest) for w, *rest in readings(criterion, pi, labels, inserting)]
 
     def run() -> Alignment:
-        return align(
-            logits, labels, is_open, criterion=criterion, log_penalty=penalty, merge_repeats=False, backend=backend
-        )
+        return align(logits, labels, is_open, criterion=criterion, log_penalty=penalty, backend=backend)
 
     if not terms:
         with pytest.raises(ValueError, match="no alignment"):

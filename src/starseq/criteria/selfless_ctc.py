@@ -1,4 +1,4 @@
-"""CTC without self-loops: repeats are not merged, so `aa` needs no blank between. STC with every gap closed.
+"""CTC without self-loops: repeats are not merged, so `aa` needs no blank between. Published STC with every gap closed.
 
 State l has read l labels: it stays by blank and is entered by label l.
 """

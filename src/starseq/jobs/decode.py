@@ -78,7 +78,6 @@ def nbest_lists(
         "alpha": search.alpha,
         "beta": search.beta,
         "beam": asdict(search.beam),
-        "merge_repeats": search.merge_repeats,
     }
     path = folder / f"nbest-{_hash(settings)}.jsonl"
     if not path.exists():
