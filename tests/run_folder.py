@@ -18,10 +18,11 @@ METRICS_CSV = (
 )
 
 
-def make_run(folder: Path, *overrides: str, recipe: str = "digits@0.5", lines: int = 4, seed: int = 0) -> Path:
+def make_run(folder: Path, *overrides: str, recipe: str = "digits", lines: int = 4, seed: int = 0) -> Path:
     """A folder that `starseq.runs.load` takes; its data, of so many lines for each split, is inside."""
     sizes = [f"data.corpus.{split}={lines}" for split in ("train", "dev", "test")]
-    made = load_recipe(recipe, [*sizes, "model.width=16", "model.layers=1", *overrides])
+    small = ["model.width=16", "model.layers=1", "data.drop.p=0.5"]
+    made = load_recipe(recipe, [*sizes, *small, *overrides])
     digits.prepare(folder / "data", train=lines, dev=lines, test=lines)
     vocabulary = Vocabulary("0123456789")
     torch.manual_seed(seed)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from starseq import models
+from starseq import models, recipes
 from starseq.config import Recipe, load_recipe, recipe_names
 from starseq.data.augment import SpecAugment
 from starseq.data.dataset import AudioReader, LineReader
@@ -19,7 +20,7 @@ WRONG = [
     ("optim.learning_rate=0.1", "optim.learning_rate is not a key of a recipe; the nearest is optim.lr"),
     ("lr=0.1", "lr is not a key of a recipe; the nearest is optim.lr"),
     ("optim.schedule.paitence=2", "optim.schedule.paitence is not a key of a recipe; the nearest is optim.schedule.patience"),
-    ("penalty.p=0.5", "penalty.p is not a key of a recipe; the nearest is penalty.p0"),
+    ("penalty={name: schedule, p: 0.5}", "penalty.p is not a key of a recipe; the nearest is penalty.p0"),
     ("optim.max_steps=9", "optim.max_steps is not a key of a recipe; the nearest is trainer.max_steps"),
     ("optim.warm=9", "optim.warm is not a key of a recipe; the nearest is optim.warmup_steps"),
     ("model.widht=3", "model.widht is not a key of a recipe; the nearest is model.width"),
@@ -91,9 +92,7 @@ def test_another_name_starts_its_section_anew() -> None:
     old = load_recipe("digits", ["model.width=16"])
     new = load_recipe("digits", ["model.width=16", "model.name=conv_small"])
     assert old.model == new.model
-    crnn = load_recipe(
-        "audiomnist-strings", ["model.name=crnn", "model.hidden=32"]
-    )  # `letter_to_word` of the old one is gone
+    crnn = load_recipe("speech", ["model.name=crnn", "model.hidden=32"])  # `kernel` of the old one is gone
     assert crnn.model.settings == {
         "stride": 4,
         "channels": 32,
@@ -124,30 +123,58 @@ def test_every_recipe_loads_and_comes_back_from_its_yaml(name: str, tmp_path: Pa
     assert recipe.differences(load_recipe(path)) == []
 
 
-PUBLISHED = {
-    "librispeech-words@0.1": (0.1, 0.3, 8000, (0.1,), "label"),
-    "librispeech-words@0.4": (0.4, 0.7, 8000, (0.4,), "label"),
-    "librispeech-words@0.7": (0.5, 0.9, 8000, (0.7,), "label"),
-    "librispeech-words@sample-splits": (0.3, 0.6, 8000, (0.1, 0.4, 0.7), "sample"),
-    "librispeech-words@word-splits": (0.5, 0.7, 8000, (0.1, 0.4, 0.7), "type"),
-    "iam@0.1": (0.5, 0.8, 10000, (0.1,), "label"),
-    "iam@0.3": (0.5, 0.9, 10000, (0.3,), "label"),
-    "iam@0.5": (0.5, 0.9, 10000, (0.5,), "label"),
-    "iam@0.7": (0.7, 0.9, 10000, (0.7,), "label"),
-}
+def test_the_published_losses() -> None:
+    words, iam = load_recipe("librispeech-words"), load_recipe("iam")
+    for recipe, p in ((words, (0.1, 0.3, 8000)), (iam, (0.5, 0.8, 10000))):
+        assert (recipe.criterion.name, recipe.criterion.settings["merge_repeats"]) == ("stc", False)
+        assert recipe.penalty.name == "schedule"
+        assert recipe.penalty.settings == dict(zip(("p0", "p_max", "half_life"), p, strict=True))
+        assert recipe.data.drop is None
+    assert load_recipe("librispeech-letters").criterion.name == "ctc"
 
 
-@pytest.mark.parametrize(("name", "values"), PUBLISHED.items(), ids=PUBLISHED)
-def test_published_penalties(name: str, values: tuple[float, float, float, tuple[float, ...], str]) -> None:
-    p0, p_max, half_life, p_drop, by = values
+@pytest.mark.parametrize("name", ["digits", "handwriting", "speech"])
+def test_tasks_have_the_default_loss_and_penalty(name: str) -> None:
     recipe = load_recipe(name)
-    assert recipe.penalty.settings == {"p0": p0, "p_max": p_max, "half_life": half_life}
-    assert recipe.data.drop is not None
-    assert (recipe.data.drop.p, recipe.data.drop.by) == (p_drop, by)
-    # CTC has the same data, model and optimiser.
-    family, _, variant = name.partition("@")
-    other = load_recipe(f"{family}-ctc@{variant}")
-    assert [line.split(":")[0] for line in recipe.differences(other)] == ["criterion.name", "criterion.merge_repeats"]
+    assert (recipe.criterion.name, recipe.criterion.settings["merge_repeats"]) == ("stc", True)
+    assert recipe.penalty.name == "adaptive"
+    assert recipe.data.drop is None
+
+
+def test_criterion_and_drop_rate_are_overrides() -> None:
+    """CTC has the same data, model and optimiser."""
+    stc = load_recipe("iam", ["data.drop.p=0.7", "penalty.p0=0.7", "penalty.p_max=0.9"])
+    ctc = load_recipe("iam", ["data.drop.p=0.7", "penalty.p0=0.7", "penalty.p_max=0.9", "criterion.name=ctc"])
+    assert {line.partition(":")[0].partition(".")[0] for line in stc.differences(ctc)} == {"criterion"}
+    assert stc.data.drop is not None
+    assert (stc.data.drop.p, stc.penalty.settings["p0"]) == ((0.7,), 0.7)
+    words = load_recipe("speech", ["data.drop={p: [0.1, 0.4, 0.7], by: type, unit: word}"])
+    assert words.data.drop is not None
+    assert (words.data.drop.by, words.data.drop.unit) == ("type", "word")
+
+
+def test_the_penalty_that_is_not_given(tmp_path: Path) -> None:
+    """It is the adaptive one, written out; its settings may be given without its name."""
+    mine = tmp_path / "mine.yaml"
+    lines = load_recipe("digits").to_yaml().splitlines(keepends=True)
+    begin = lines.index("penalty:\n")
+    end = next(i for i in range(begin + 1, len(lines)) if not lines[i].startswith(" "))
+    mine.write_text("".join(lines[:begin] + lines[end:]))
+    assert "penalty" not in mine.read_text()
+    assert load_recipe(mine) == load_recipe("digits")
+    assert load_recipe(mine, ["penalty.p0=0.6"]).penalty.settings["p0"] == 0.6
+    with pytest.raises(
+        DataError, match=r"penalty\.half_life is not a key .* penalty\.name is adaptive, but .* schedule$"
+    ):
+        load_recipe(mine, ["penalty.half_life=9"])
+    assert load_recipe(mine, ["penalty=schedule"]).penalty.name == "schedule"
+
+
+def test_every_recipe_says_what_it_is_for() -> None:
+    for name in recipe_names():
+        assert len(recipes.purpose(name)) > 80, name
+        assert "  " not in recipes.purpose(name)
+        assert f"{name}: {recipes.purpose(name)}" in recipes.listing()
 
 
 def test_published_settings() -> None:
@@ -160,7 +187,7 @@ def test_published_settings() -> None:
 
 
 def test_parts_are_built() -> None:
-    recipe = load_recipe("digits@0.5", ["penalty.p0=0.3"])
+    recipe = load_recipe("digits", ["data.drop.p=0.5", "penalty={name: schedule, p0: 0.3}"])
     vocabulary = Vocabulary("0123456789")
     model, rule, dropper = recipe.network(vocabulary), recipe.insertion_penalty(), recipe.dropper()
     assert isinstance(recipe.reader(), LineReader)
@@ -169,7 +196,7 @@ def test_parts_are_built() -> None:
     assert type(model) is type(models.load("conv_small")(32, vocabulary.tokens))
     assert dropper is not None
     assert dropper(Row({"id": "a", "path": "a", "text": "0123456789"})).kept < 10
-    assert isinstance(load_recipe("librispeech-7h").reader(), AudioReader)
+    assert isinstance(load_recipe("speech").reader(), AudioReader)
 
 
 def test_the_rules_of_the_penalty() -> None:
@@ -182,18 +209,18 @@ def test_the_rules_of_the_penalty() -> None:
 
 def test_vocal_tracts_are_perturbed_for_the_bands_of_the_reader() -> None:
     augment = ["data.augment={name: spec_augment, tract: 0.1}"]
-    built = load_recipe("audiomnist-strings", augment).augmentation()
+    built = load_recipe("speech", augment).augmentation()
     assert isinstance(built, SpecAugment)
     assert (built.tract, built.top) == (0.1, 7600)
-    assert load_recipe("audiomnist-strings", [*augment, "data.reader.name=features"]).augmentation() is not None
+    assert load_recipe("speech", [*augment, "data.reader.name=features"]).augmentation() is not None
     with pytest.raises(DataError, match=r"data\.augment\.top: the bands of data\.reader end at 3600 Hz, not at 7600"):
-        load_recipe("audiomnist-strings", [*augment, "data.reader.rate=8000"])
-    load_recipe("audiomnist-strings", [*augment, "data.reader.rate=8000", "data.augment.top=3600"])
-    load_recipe("audiomnist-strings", ["data.reader.rate=8000"])
+        load_recipe("speech", [*augment, "data.reader.rate=8000"])
+    load_recipe("speech", [*augment, "data.reader.rate=8000", "data.augment.top=3600"])
+    load_recipe("speech", ["data.reader.rate=8000"])
     with pytest.raises(
         DataError, match=r"data\.augment\.tract: it is for bands of sound, and data\.reader\.name is 'line'"
     ):
-        load_recipe("hooker-en", augment)
+        load_recipe("handwriting", augment)
 
 
 def test_what_a_resumed_run_may_change() -> None:
@@ -212,46 +239,37 @@ def test_what_a_resumed_run_may_change() -> None:
     assert load_recipe("digits", [flat]).differences(load_recipe("digits", [flat, "trainer.max_steps=99"])) == []
 
 
-def test_files_bases_and_variants(tmp_path: Path) -> None:
+def test_files_and_bases(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
-    mine.write_text("base: digits@0.3\nseed: 5\nvariants:\n  fast: {optim: {lr: 1}}\n")
+    mine.write_text("base: digits\nseed: 5\ndata: {drop: {p: 0.3}}\n")
     recipe = load_recipe(mine)
-    assert (recipe.seed, recipe.data.drop) == (5, load_recipe("digits@0.3").data.drop)
-    assert load_recipe(f"{mine}@fast").optim.lr == 1
-    with pytest.raises(DataError, match="variant 'slow' is none of"):
-        load_recipe(f"{mine}@slow")
+    assert (recipe.seed, recipe.data.drop) == (5, load_recipe("digits", ["data.drop.p=0.3"]).data.drop)
+    assert recipe.model == load_recipe("digits").model
     mine.write_text(f"base: {mine}\n")
     with pytest.raises(DataError, match="leads back to it"):
         load_recipe(mine)
 
 
-def test_a_base_is_beside_its_file_and_folders_may_hold_an_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_is_beside_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "a@b"
     folder.mkdir()
-    (folder / "mine.yaml").write_text("base: digits\nseed: 5\nvariants: {0.4: {seed: 7}, none: null}\n")
-    (folder / "child.yaml").write_text("base: mine.yaml@0.4\n")
+    (folder / "mine.yaml").write_text("base: digits\nseed: 5\n")
+    (folder / "child.yaml").write_text("base: mine.yaml\noptim: {lr: 1}\n")
     monkeypatch.chdir(tmp_path)
-    assert load_recipe("a@b/child.yaml").seed == 7
-    assert load_recipe("a@b/mine.yaml@0.4").seed == 7  # a number to YAML
-    assert load_recipe("a@b/mine.yaml@0.5").data.drop == load_recipe("digits@0.5").data.drop
-    assert load_recipe("a@b/mine.yaml@none").seed == 5
-    with pytest.raises(DataError, match=r"variant '0.6' is none of 0.1, 0.3, 0.5, 0.7, 0.4, none"):
-        load_recipe("a@b/mine.yaml@0.6")
+    child = load_recipe("a@b/child.yaml")
+    assert (child.seed, child.optim.lr) == (5, 1)
     for base, said in (
         ("digitz", "did you mean digits"),
         ("0.5", "recipe '0.5' is none of"),
         ("../a@b/bad.yaml", "leads back"),
+        ("digits@0.5", "recipe 'digits@0.5' is none of"),
     ):
         (folder / "bad.yaml").write_text(f"base: {base}\n")
         with pytest.raises(DataError, match=said):
             load_recipe("a@b/bad.yaml")
-
-
-@pytest.mark.parametrize("variants", ["[a, b]", "{a: 3}"])
-def test_variants_are_sections(variants: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(f"base: digits\nvariants: {variants}\n")
-    with pytest.raises(DataError, match=r"mine.yaml: variants.* is not a (mapping|section)"):
-        load_recipe(f"{tmp_path}/mine.yaml@a")
+    (folder / "bad.yaml").write_text("base: digits\nvariants: {a: {seed: 1}}\n")
+    with pytest.raises(DataError, match="variants is not a key of a recipe"):
+        load_recipe("a@b/bad.yaml")
 
 
 @pytest.mark.parametrize("text", ["", "- 1\n", "data: [", "data: !!python/object/apply:os.getcwd []\n", "seed: 1\n"])
@@ -271,5 +289,29 @@ def test_names_of_recipes() -> None:
 
 
 def test_the_tokeniser_knows_that_only_words_can_be_missing() -> None:
-    tokeniser = load_recipe("librispeech-7h").tokeniser(Vocabulary("ab "))
+    tokeniser = load_recipe("speech").tokeniser(Vocabulary("ab "))
     assert tokeniser.encode("AB a").open == (True, False, False, True, True)
+
+
+def test_the_published_penalties_are_in_the_docs() -> None:
+    """As one table of overrides; every row of it is a recipe."""
+    page = (Path(__file__).parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+    name, found = "", {}
+    for row in re.findall(r"^\|(.*?)\|(.*?)\| `(data\.drop.*?)` \|$", page, re.MULTILINE):
+        name = row[0].strip(" `") or name
+        recipe = load_recipe(name, row[2].split())
+        assert recipe.data.drop is not None
+        found[name, recipe.data.drop.by, recipe.data.drop.p] = recipe.penalty.settings
+    three = (0.1, 0.4, 0.7)
+    words, iam = {"half_life": 8000}, {"half_life": 10000}
+    assert found == {
+        ("librispeech-words", "label", (0.1,)): {"p0": 0.1, "p_max": 0.3, **words},
+        ("librispeech-words", "label", (0.4,)): {"p0": 0.4, "p_max": 0.7, **words},
+        ("librispeech-words", "label", (0.7,)): {"p0": 0.5, "p_max": 0.9, **words},
+        ("librispeech-words", "sample", three): {"p0": 0.3, "p_max": 0.6, **words},
+        ("librispeech-words", "type", three): {"p0": 0.5, "p_max": 0.7, **words},
+        ("iam", "label", (0.1,)): {"p0": 0.5, "p_max": 0.8, **iam},
+        ("iam", "label", (0.3,)): {"p0": 0.5, "p_max": 0.9, **iam},
+        ("iam", "label", (0.5,)): {"p0": 0.5, "p_max": 0.9, **iam},
+        ("iam", "label", (0.7,)): {"p0": 0.7, "p_max": 0.9, **iam},
+    }

@@ -15,13 +15,12 @@ import os
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor, nn
 
-from starseq import corpora, criteria, penalty
+from starseq import corpora, criteria, penalty, recipes
 from starseq.data.augment import RandomProjective, SpecAugment
 from starseq.data.dataset import AudioReader, FeatureReader, LineReader, Reader
 from starseq.data.drop import Dropper, FixedDrop, SampleSplit, Strategy, TypeSplit
@@ -194,7 +193,7 @@ class Recipe:
     criterion: Annotated[Component, "criterion"]
     optim: Optim
     trainer: Trainer
-    penalty: Annotated[Component, "penalty"] = Component("schedule", {"p0": 0.5, "p_max": 0.9, "half_life": 10_000.0})
+    penalty: Annotated[Component, "penalty"] = Component("adaptive")
     seed: int = 0
 
     def to_yaml(self) -> str:
@@ -349,86 +348,56 @@ def _build(path: str, kind: str, component: Component, **known: Any) -> Any:
 
 
 def recipe_names() -> list[str]:
-    """The recipes of the package; those with variants also as `name@variant`.
+    """The recipes of the package.
 
     >>> "digits" in recipe_names()
     True
     """
-    names = []
-    for stem in _shipped():
-        names.append(stem)
-        names.extend(f"{stem}@{variant}" for variant in _read(stem).get("variants", {}))
-    return names
+    return recipes.names()
 
 
 def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe of the package by its name, or a YAML file by its path, with `key=value` overrides.
 
-    `name@variant` chooses one of the recipe's `variants`; a recipe may begin with the keys of another, its `base`. Where a
-    component gets another name, the settings of the old one go. An unknown key, a wrong type or a value out of range is a
-    `DataError` that names the key's full path, and for a key or name the nearest one that there is.
+    A recipe may begin with the keys of another, its `base`. Where a component gets another name, the settings of the old
+    one go. An unknown key, a wrong type or a value out of range is a `DataError` that names the key's full path, and for a
+    key or name the nearest one that there is.
 
     >>> load_recipe("digits", ["optim.learning_rate=0.1"])
     Traceback (most recent call last):
     ...
     starseq.data.errors.DataError: optim.learning_rate is not a key of a recipe; the nearest is optim.lr
     """
-    tree = _merged(_read(str(name)), _overrides(overrides))
-    tree.pop("variants", None)
-    recipe: Recipe = _typed(tree, Recipe, "")
+    recipe: Recipe = _typed(_merged(_read(str(name)), _overrides(overrides)), Recipe, "")
     _check(recipe)
     return recipe
 
 
-def _shipped() -> list[str]:
-    folder = resources.files("starseq") / "recipes"
-    return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
-
-
 def _read(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The tree of a recipe: its base, its own keys, its variant, in this order."""
-    folder, last = os.path.split(name)
-    stem, _, variant = last.partition("@") if not Path(name).exists() else (last, "", "")
-    file = os.path.join(folder, stem)
-    if file in _shipped():
-        text = (resources.files("starseq") / "recipes" / f"{file}.yaml").read_text(encoding="utf-8")
-    elif file.endswith((".yaml", ".yml")) or "/" in file:
+    """The tree of a recipe: its base, then its own keys."""
+    shipped = recipes.names()
+    if name in shipped:
+        text = recipes.text(name)
+    elif name.endswith((".yaml", ".yml")) or "/" in name:
         try:
-            text = Path(file).read_text(encoding="utf-8")
+            text = Path(name).read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            raise DataError(f"recipe {file}: not a text file in UTF-8") from None
+            raise DataError(f"recipe {name}: not a text file in UTF-8") from None
     else:
-        raise DataError(
-            f"recipe {file!r} is none of {', '.join(_shipped())}, and not a .yaml file{_near(file, _shipped())}"
-        )
-    tree = _parsed(text, file)
+        raise DataError(f"recipe {name!r} is none of {', '.join(shipped)}, and not a .yaml file{_near(name, shipped)}")
+    tree = _parsed(text, name)
     base = tree.pop("base", None)
-    tree["variants"] = _variants(file, tree.get("variants"))
-    if base is not None:
-        base = str(base)
-        if "/" in base or base.partition("@")[0].endswith((".yaml", ".yml")):
-            base = os.path.normpath(os.path.join(folder, base))  # as the file means it, wherever the command runs
-        if base in above:
-            raise DataError(f"recipe {file}: its base {base!r} leads back to it")
-        tree = _merged(_read(base, (*above, base)), tree)
-    if variant:
-        variants = tree["variants"]
-        if variant not in variants:
-            raise DataError(f"recipe {file}: variant {variant!r} is none of {', '.join(variants) or '(it has none)'}")
-        tree = _merged(tree, variants[variant])
-    return tree
-
-
-def _variants(file: str, found: Any) -> dict[str, Any]:
-    """By name: YAML takes an unquoted 0.5 for a number."""
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise DataError(f"recipe {file}: variants: {found!r} is not a mapping of names to keys")
-    for name, keys in found.items():
-        if keys is not None and not isinstance(keys, dict):
-            raise DataError(f"recipe {file}: variants.{name}: {keys!r} is not a section with keys")
-    return {str(name): keys or {} for name, keys in found.items()}
+    if base is None:
+        return tree
+    base = str(base)
+    if "/" in base or base.endswith((".yaml", ".yml")):
+        base = os.path.normpath(
+            os.path.join(os.path.dirname(name), base)
+        )  # as the file means it, wherever the command runs
+    if base in above:
+        raise DataError(f"recipe {name}: its base {base!r} leads back to it")
+    merged: dict[str, Any] = _merged(_read(base, (*above, base)), tree)
+    return merged
 
 
 def _parsed(text: str, name: str) -> dict[str, Any]:
@@ -526,7 +495,9 @@ def _typed_section(value: Any, kind: type[T], path: str) -> T:
     made = {}
     for name, f in known.items():
         inner = f"{path}.{name}".lstrip(".")
-        if name not in value:
+        if isinstance(f.default, Component) and isinstance(value.get(name, {}), dict):
+            made[name] = _typed({"name": f.default.name, **value.get(name, {})}, hints[name], inner)
+        elif name not in value:
             if f.default is MISSING and f.default_factory is MISSING:
                 raise DataError(f"{inner} is missing: the recipe must give it")
         else:
@@ -549,6 +520,12 @@ def _typed_component(value: Any, kind: str, path: str) -> Component:
         if key == "name":
             continue
         if key not in known:
+            others = [o for o in entry.names() if key in inspect.signature(entry.load(o)).parameters]
+            if others and key not in entry.given:
+                raise DataError(
+                    f"{path}.{key} is not a key of a recipe whose {path}.name is {name}, but of one where it is "
+                    f"{' or '.join(others)}"
+                )
             raise _unknown_key(f"{path}.{key}", [f"{path}.{setting}" for setting in ("name", *known)])
         made[key] = _typed(setting, known[key].annotation, f"{path}.{key}")
     for key, parameter in known.items():

@@ -484,7 +484,7 @@ def test_several_runs_need_the_same_tokens(run: Path, partial: Path, tmp_path: P
 
 def test_the_runs_own_manifest_keeps_its_holes(tmp_path: Path) -> None:
     """Labels that training dropped on the fly are not known here."""
-    folder = make_run(tmp_path / "run", lines=6)  # digits@0.5
+    folder = make_run(tmp_path / "run", lines=6)  # which drops half of its labels
     manifest = folder / "data" / "manifest.jsonl"
     summary = label(folder, manifest, tmp_path / "out.jsonl")
     full = {row.id: row.text for row in read_manifest(manifest)}

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from starseq import runs
 from starseq.cli import app
-from starseq.config import load_recipe
+from starseq.config import load_recipe, recipe_names
 from starseq.data.dataset import collate
 from starseq.data.errors import DataError
 from starseq.data.files import locked
@@ -33,7 +33,7 @@ from starseq.train.metrics import read_metrics
 from starseq.train.processes import start
 
 ROOT = Path(__file__).parents[2]
-RECIPE = ("digits@0.3", *tiny.SETTINGS)
+RECIPE = ("digits", *tiny.SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -167,9 +167,9 @@ def mistakes(corpus: Path, folder: Path) -> dict[str, tuple[Sequence[str], str]]
             ["digits", f"data.root={folder}", "data.manifest=partial.jsonl", "--out", str(folder / "x")],
             "partial.jsonl: no such manifest",
         ),
-        "no root": (["hooker-en", "--out", str(folder / "x")], "data.root is not given: where is the corpus?"),
+        "no root": (["handwriting", "--out", str(folder / "x")], "data.root is not given: where is the corpus?"),
         "wrong root": (
-            ["hooker-en", f"data.root={folder}", "--out", str(folder / "x")],
+            ["handwriting", f"data.root={folder}", "--out", str(folder / "x")],
             "no such manifest; data.root is",
         ),
         "a run is there": (there, "there is a run here already; add --resume to go on"),
@@ -205,7 +205,7 @@ NAMES = list(mistakes(Path(), Path()))
 @pytest.fixture(scope="module")
 def run_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    train(tiny.recipe(corpus, "trainer.max_steps=2", "trainer.eval_every=2", name="digits"), folder)
+    train(tiny.recipe(corpus, "trainer.max_steps=2", "trainer.eval_every=2"), folder)
     return folder
 
 
@@ -224,7 +224,7 @@ def test_a_mistake_is_one_sentence_and_touches_nothing(mistake: str, corpus: Pat
 
 
 def test_a_folder_is_one_trainings(corpus: Path, tmp_path: Path) -> None:
-    recipe = tiny.recipe(corpus, "trainer.max_steps=2", "trainer.eval_every=2", name="digits")
+    recipe = tiny.recipe(corpus, "trainer.max_steps=2", "trainer.eval_every=2")
     with locked(tmp_path, tmp_path / ".lock"):
         for resume in (False, True):
             with pytest.raises(DataError, match="another process is writing it"):
@@ -269,11 +269,9 @@ def test_stopped_by_hand_it_says_how_to_go_on(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("recipe", "folder"),
     [
-        ("digits@0.5", "digits@0.5"),
         ("digits", "digits"),
         ("{tmp}/my.yaml", "my"),
-        ("{tmp}/my.yaml@0.5", "my@0.5"),
-        ("{tmp}/my.yml@0.5", "my@0.5"),
+        ("{tmp}/my.yml", "my"),
         ("{tmp}/my.yaml2.yaml", "my.yaml2"),
     ],
 )
@@ -297,8 +295,25 @@ def test_a_run_that_goes_on_needs_only_what_changes(run_folder: Path, tmp_path: 
 
 
 def test_the_list_of_recipes() -> None:
+    """Each with what it is for, on what data, and how long it takes, also in the help."""
     _, output, _ = run_cli("train", "--list")
-    assert {"digits", "iam@0.7", "librispeech-words@word-splits", "librispeech-letters"} <= set(output.split())
+    _, help_text, _ = run_cli("train", "--help")
+    for name in recipe_names():
+        assert f"\n{name}: " in f"\n{output}"
+        assert f"{name}: " in help_text
+    assert "Speech of 1 to 100 hours" in output
+    assert "Speech of 1 to 100 hours" in help_text
+
+
+def test_a_run_does_not_name_built_in_data_that_it_did_not_use(corpus: Path, tmp_path: Path) -> None:
+    settings = [setting for setting in tiny.SETTINGS if not setting.startswith("data.corpus")]
+    recipe = load_recipe("digits", [*settings, f"data.root={corpus}", "trainer.max_steps=2", "trainer.eval_every=2"])
+    assert recipe.data.corpus is not None
+    train(recipe, tmp_path / "run")
+    assert load_recipe(tmp_path / "run" / "recipe.yaml").data.corpus is None
+    train(recipe, tmp_path / "run", resume=True)  # the same command
+    with pytest.raises(DataError, match="no such manifest"):  # nor is it made in somebody's folder
+        train(load_recipe("digits", [*settings, f"data.root={tmp_path}"]), tmp_path / "other")
 
 
 def test_built_in_data_is_made_in_the_run_folder(tmp_path: Path) -> None:
@@ -308,7 +323,7 @@ def test_built_in_data_is_made_in_the_run_folder(tmp_path: Path) -> None:
     assert runs.load(tmp_path / "run").manifest.exists()
 
 
-SMALL = ("digits", "hooker-en", "audiomnist-strings", "librispeech-7h", "iam")
+SMALL = ("digits", "handwriting", "speech", "iam")
 LARGE = {"librispeech-words": 107, "librispeech-letters": 256}
 
 

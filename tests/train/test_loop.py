@@ -154,7 +154,11 @@ def test_what_a_run_leaves(root: Path, tmp_path: Path) -> None:
 
 def test_penalty_and_rate_move_with_steps_not_with_batches(root: Path, tmp_path: Path) -> None:
     seen: list[Metrics] = []
-    settings = ("optim.batches_per_step=2", "penalty={p0: 0.5, p_max: 0.9, half_life: 3}", "trainer.log_every=1")
+    settings = (
+        "optim.batches_per_step=2",
+        "penalty={name: schedule, p0: 0.5, p_max: 0.9, half_life: 3}",
+        "trainer.log_every=1",
+    )
     train(tiny.recipe(root, *settings, "trainer.max_steps=7"), tmp_path / "run", on_metrics=seen.append)
     assert [metrics.p for metrics in seen] == pytest.approx([0.9 - 0.4 * 2 ** (-t / 3) for t in range(7)])
     expected = [0.01 * rate_factor("cosine", t, 0, warmup_steps=4, max_steps=7) for t in range(7)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from starseq import recipes
 from starseq.cli._app import app
 
 if TYPE_CHECKING:
@@ -18,11 +19,11 @@ SECONDS_PER_LINE = 20
 """between two lines where there is no terminal to draw on"""
 
 
-@app.command()
+@app.command(epilog="Recipes of the package:\n\n" + recipes.listing())
 def train(
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="[RECIPE]", help="A recipe of the package, such as digits@0.5, or a YAML file."),
+        typer.Argument(metavar="[RECIPE]", help="A recipe of the package, such as handwriting, or a YAML file."),
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -37,18 +38,20 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="One synthetic batch, no data, nothing is written.")
     ] = False,
-    recipes: Annotated[bool, typer.Option("--list", help="List the recipes of the package and exit.")] = False,
+    list_recipes: Annotated[
+        bool, typer.Option("--list", help="Say what the recipes of the package are for and exit.")
+    ] = False,
 ) -> None:
     """Train a model as a recipe says.
 
     The run folder holds the model, its recipe and tokens, the metrics and the curves: `starseq evaluate` and `transcribe`
     need nothing else. The same command runs under torchrun and SLURM.
     """
-    from starseq.config import load_recipe, recipe_names
-
-    if recipes:
-        typer.echo("\n".join(recipe_names()))
+    if list_recipes:
+        typer.echo(recipes.listing())
         return
+    from starseq.config import load_recipe
+
     changes = list(overrides or ())
     if recipe is not None and resume and out is not None and "=" in recipe and not Path(recipe).exists():
         changes.insert(0, recipe)
@@ -65,7 +68,7 @@ def train(
             raise ValueError("--dry-run needs a recipe")
         typer.echo(str(job.dry_run(loaded)))
         return
-    folder = out or Path("runs") / re.sub(r"\.ya?ml(?=@|$)", "", Path(str(recipe)).name)
+    folder = out or Path("runs") / re.sub(r"\.ya?ml$", "", Path(str(recipe)).name)
     display = _Display()
     try:
         with display:

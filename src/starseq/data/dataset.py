@@ -288,20 +288,22 @@ class ManifestDataset(Dataset[Item]):
                 self._sizes[i] = self.reader.measure(row, self._data(row))
         return self._sizes
 
-    def too_long(self, stride: int, *, repeats: bool = False) -> list[str]:
-        """The ids whose labels do not fit into the frames that a model of that stride leaves: their loss would be inf.
+    def too_long(self, stride: int, *, repeats: bool = False) -> dict[str, float]:
+        """The ids whose labels do not fit into the frames that a model of that stride leaves, with how many times as many
+        frames they need: their loss would be inf.
 
         STC needs T >= U; CTC also a frame for each repeat, which `repeats` counts.
         """
-        ids = []
+        found = {}
         for i, size in enumerate(self.sizes):
             row = self._rows[i]
             with _at(self.manifest, row):
                 labels, _ = self.encode(row)
             need = len(labels) + (sum(a == b for a, b in pairwise(labels)) if repeats else 0)
-            if int(frames_after(torch.tensor(self.reader.frames(size)), stride)) < need:
-                ids.append(row.id)
-        return ids
+            frames = int(frames_after(torch.tensor(self.reader.frames(size)), stride))
+            if frames < need:
+                found[row.id] = need / max(1, frames)
+        return found
 
     def _data(self, row: Row) -> bytes:
         return read_bytes(row, self.folder, self.root)

@@ -31,8 +31,8 @@ class DemoModel(NamedTuple):
     key: str
     criterion: str
     labels: str
-    recipe: str
-    """of the package, with its variant"""
+    overrides: tuple[str, ...] = ()
+    """of the recipe"""
 
     @property
     def name(self) -> str:
@@ -40,9 +40,9 @@ class DemoModel(NamedTuple):
 
 
 MODELS = (
-    DemoModel("ctc_full", "ctc", "full", "digits"),
-    DemoModel("ctc_partial", "ctc", "partial", "digits@0.5"),
-    DemoModel("stc_partial", "stc", "partial", "digits@0.5"),
+    DemoModel("ctc_full", "ctc", "full"),
+    DemoModel("ctc_partial", "ctc", "partial", ("data.drop.p=0.5",)),
+    DemoModel("stc_partial", "stc", "partial", ("data.drop.p=0.5",)),
 )
 _SETTINGS = "demo.json"
 
@@ -101,7 +101,10 @@ def demo(
     out = Path(out)
     say = say or (lambda sentence: None)
     chosen = _overrides(steps, seed, out / "data", overrides)
-    recipes = {model.key: load_recipe(model.recipe, [*chosen, f"criterion.name={model.criterion}"]) for model in MODELS}
+    recipes = {
+        model.key: load_recipe("digits", [*model.overrides, *chosen, f"criterion.name={model.criterion}"])
+        for model in MODELS
+    }
     _same_settings(out, {"seed": seed, "overrides": sorted(c for c in chosen if not c.startswith("data.root="))})
 
     corpus = recipes["ctc_full"].data.corpus

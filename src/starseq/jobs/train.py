@@ -23,6 +23,7 @@ from starseq.data.seeds import generator
 from starseq.runs import folder as layout
 from starseq.runs import read_results, update_results
 from starseq.text.vocabulary import Vocabulary
+from starseq.train.check import check_files
 from starseq.train.checkpoint import writing
 from starseq.train.data import manifest_in, synthetic_vocabulary, training_data, vocabulary_of
 from starseq.train.loop import Hooks, Loop, TrainResult, optimizer_for
@@ -105,6 +106,8 @@ def build_loop(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resum
             corpora.load(data.corpus.name)(root, **data.corpus.settings)
     fabric.barrier()
     manifest = manifest_in(root, data.manifest)
+    for sentence in check_files(manifest, recipe.reader(), data.splits.train, root):
+        say(sentence)
     vocabulary = _vocabulary(recipe, manifest, folder if resume and _saved(folder) else None)
     tokeniser = recipe.tokeniser(vocabulary)
     torch.manual_seed(generator("model", recipe.seed).initial_seed())
@@ -136,7 +139,8 @@ def _draw_curves(folder: Path) -> None:
 
 
 def _checked_recipe(recipe: Recipe | None, folder: Path, resume: bool) -> Recipe:
-    """The recipe to run, its root made absolute; sentences for a folder in use and for a recipe that changed."""
+    """The recipe to run, its root made absolute and built-in data that it does not use left out; sentences for a folder in
+    use and for a recipe that changed."""
     saved = folder / layout.RECIPE
     _refuse_what_is_there(folder, resume)
     if recipe is None:
@@ -144,7 +148,8 @@ def _checked_recipe(recipe: Recipe | None, folder: Path, resume: bool) -> Recipe
             raise DataError(f"{folder}: no run to resume, for it has no {layout.RECIPE}")
         recipe = load_recipe(saved)
     if recipe.data.root is not None:
-        recipe = replace(recipe, data=replace(recipe.data, root=os.path.abspath(recipe.data.root)))
+        # Built-in data is made where no folder is given; here it is not used, and the run does not name it.
+        recipe = replace(recipe, data=replace(recipe.data, root=os.path.abspath(recipe.data.root), corpus=None))
     if resume and _saved(folder) and saved.is_file():
         changed = load_recipe(saved).differences(recipe)
         if changed:

@@ -10,9 +10,13 @@ from starseq.text.gaps import Unit, check_missing, parse
 from starseq.text.normalise import Normaliser
 from starseq.text.vocabulary import CONTINUED, Vocabulary
 
-__all__ = ["Encoded", "Tokeniser", "Unknown"]
+__all__ = ["Encoded", "Tokeniser", "Unknown", "UnknownLabel"]
 
 Unknown = Literal["raise", "drop", "letters"]
+
+
+class UnknownLabel(ValueError):
+    """A label that the vocabulary lacks."""
 
 
 class Encoded(NamedTuple):
@@ -27,7 +31,7 @@ class Encoded(NamedTuple):
 class Tokeniser:
     """Words or characters to indices of `vocabulary`, after `normaliser`.
 
-    `unknown` says what becomes of a label that the vocabulary lacks. ``"raise"``: a `ValueError`. ``"drop"``: it goes,
+    `unknown` says what becomes of a label that the vocabulary lacks. ``"raise"``: an `UnknownLabel`. ``"drop"``: it goes,
     and the gap in its place is open, so the star takes it. ``"letters"`` (words only): it is spelled out, the first
     letter as it is and the others as continuations, with closed gaps between them (`Vocabulary.top` with `letters`
     makes such a vocabulary). `missing` is what can be missing in a text without marks: any label, or with
@@ -73,7 +77,7 @@ class Tokeniser:
             unknown.append(label)
             if self.unknown == "raise":
                 kind = "character" if self.unit == "char" else "word"
-                raise ValueError(f"{kind} {label!r}, number {position} of the text, is not in the vocabulary")
+                raise UnknownLabel(f"{kind} {label!r}, number {position} of the text, is not in the vocabulary")
             if self.unknown == "drop":
                 gaps[-1] = True
             else:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, Progress, Row, read_manifest
 from starseq.text.gaps import Unit
 from starseq.text.normalise import Normaliser
-from starseq.text.tokeniser import Tokeniser
+from starseq.text.tokeniser import Tokeniser, UnknownLabel
 from starseq.text.vocabulary import Vocabulary, count_labels
+from starseq.train.check import no_rows, squeezed, unknown_labels
+from starseq.train.check import too_long as too_long_rows
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class DataReport:
     """rows without any label left"""
     too_long: tuple[str, ...]
     """ids of rows whose labels do not fit their frames"""
+    misfits: tuple[str, ...]
+    """sentences: what in the rows does not fit the recipe, and what mends it"""
     dev_rows: int
     dev_incomplete: int
     """rows of dev without a complete text"""
@@ -58,9 +63,7 @@ class DataReport:
             lines.append(
                 f"no row of data.splits.test, {', '.join(self.absent)}; there are rows of {found}, which nothing reads"
             )
-        if self.too_long:
-            names = ", ".join(self.too_long[:5]) + (", ..." if len(self.too_long) > 5 else "")
-            lines.append(f"{len(self.too_long):,} rows excluded, for they have more labels than frames: {names}")
+        lines.extend(self.misfits)
         return "\n".join(lines)
 
 
@@ -87,6 +90,8 @@ class LabelledSet(ManifestDataset):
         self._dropper = dropper
         self._items: dict[int, Item] | None = {} if cache else None
         self.labels = self.kept = self.pruned = self.incomplete = 0
+        self.unknown: Counter[str] = Counter()
+        """labels that the vocabulary lacks"""
         self.there: set[str] = set()
         self._digest = hashlib.blake2b(digest_size=16)
 
@@ -109,6 +114,11 @@ class LabelledSet(ManifestDataset):
                     f"{self.manifest}: no row of the splits {', '.join(splits)} has a complete text to compare with; give some, "
                     "as text or text_full, or train without: data.splits.dev=[]"
                 ) from None
+            if not self.there & set(splits):
+                raise no_rows(self.manifest, "dev" if tokeniser is None else "train", splits, self.there) from None
+            if self.unknown and tokeniser is not None:
+                lost = unknown_labels(self.unknown, self.unknown.total(), tokeniser.vocabulary)
+                raise DataError(f"{self.manifest}: no label is left to train on; {lost}") from None
             raise DataError(f"{error} for the splits {', '.join(splits)}") from None
 
     def encode(self, row: Row) -> tuple[Sequence[int], Sequence[bool]]:
@@ -116,12 +126,19 @@ class LabelledSet(ManifestDataset):
 
     def _count(self, row: Row) -> bool:
         """Counts labels before and after dropping; False for a row that has none left."""
+        assert self.tokeniser is not None
         try:
-            labels, gaps = self.encode(row)
-            left = len(labels)
-            all_of_them = left if self._dropper is None else len(super().encode(row)[0])
+            full = self.tokeniser.encode(row.text, marked=row.get("gaps") == "marked")
+            labels, gaps = (full.labels, full.open) if self._dropper is None else self.encode(row)
+            left, all_of_them = len(labels), len(full.labels)
+            self._count_unknown(full.unknown)
         except ManifestError:
             raise
+        except UnknownLabel as error:
+            mend = (
+                "text.vocabulary=null takes the labels of the training rows, text.unknown=drop makes such labels gaps"
+            )
+            raise ManifestError(self.manifest, row.line, f"{error}: {mend}") from None
         except ValueError as error:
             raise ManifestError(self.manifest, row.line, str(error)) from None
         if not left:
@@ -130,6 +147,11 @@ class LabelledSet(ManifestDataset):
         self.labels, self.kept = self.labels + all_of_them, self.kept + left
         self._digest.update(repr((row.id, list(labels), list(gaps))).encode())
         return True
+
+    def _count_unknown(self, labels: Iterable[str]) -> None:
+        for label in labels:
+            # A bound for words, of which there is no end; the most frequent come early.
+            self.unknown[label if label in self.unknown or len(self.unknown) < 10_000 else "..."] += 1
 
     @property
     def digest(self) -> str:
@@ -199,8 +221,8 @@ def training_data(
     """The training and dev sets of a manifest.
 
     Left out are rows that lose every label, and those whose labels do not fit the frames of a model with this `stride`
-    (with `repeats` a repeated label needs a frame between); the report counts them. Dev is scored by its full text, so
-    what the vocabulary lacks there costs an error, not the run.
+    (with `repeats` a repeated label needs a frame between); the report counts them, and says what mends it. More than half
+    of the rows is a `DataError`. Dev is scored by its full text, so what the vocabulary lacks there costs an error, not the run.
     """
 
     def labelled(without: frozenset[str] = frozenset()) -> LabelledSet:
@@ -210,10 +232,15 @@ def training_data(
         )  # fmt: skip
 
     training = labelled()
+    misfits = squeezed(training)
+    if training.unknown and tokeniser.unknown == "drop":
+        total = training.labels + training.unknown.total()
+        misfits.append(unknown_labels(training.unknown, total, tokeniser.vocabulary))
     too_long = training.too_long(stride, repeats=repeats)
     if too_long:
-        if len(too_long) == len(training):
-            raise DataError(f"{manifest}: every row has more labels than a model of stride {stride} leaves it frames")
+        misfits.append(too_long_rows(training, too_long, stride))
+        if 2 * len(too_long) > len(training):
+            raise DataError(f"{manifest}: too little is left to train on; {misfits[-1]}")
         training = labelled(frozenset(too_long))
     held_out = LabelledSet(manifest, reader, None, splits=dev, root=root, cache=cache) if dev else None
     report = DataReport(
@@ -222,6 +249,7 @@ def training_data(
         kept=training.kept,
         pruned=training.pruned,
         too_long=tuple(too_long),
+        misfits=tuple(misfits),
         dev_rows=0 if held_out is None else len(held_out),
         dev_incomplete=0 if held_out is None else held_out.incomplete,
         absent=tuple(split for split in test if split not in training.there),
@@ -251,15 +279,13 @@ def vocabulary_of(
 
     def texts() -> Iterator[str]:
         for row in read_manifest(manifest, progress=progress):
-            there.add(str(row.get("split", "none")))
+            there.add(str(row.get("split", "")))
             if row.get("split") in splits:
                 yield row.text
 
     counts = count_labels(map(normaliser, texts()), unit)
     if not there & set(splits):
-        raise DataError(
-            f"{manifest}: no row of the splits {', '.join(splits)} (there are {', '.join(sorted(there)[:9])})"
-        )
+        raise no_rows(Path(manifest), "train", splits, there)
     if max_letters is not None:
         counts = type(counts)({label: count for label, count in counts.items() if len(label) <= max_letters})
     if not counts:
