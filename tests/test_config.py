@@ -167,7 +167,7 @@ def test_the_penalty_that_is_not_given(tmp_path: Path) -> None:
         DataError, match=r"penalty\.half_life is not a key .* penalty\.name is adaptive, but .* schedule$"
     ):
         load_recipe(mine, ["penalty.half_life=9"])
-    assert load_recipe(mine, ["penalty=schedule"]).penalty.name == "schedule"
+    assert load_recipe(mine, ["penalty={name: schedule, p0: 0.1, p_max: 0.3, half_life: 9}"]).penalty.name == "schedule"
 
 
 def test_every_recipe_says_what_it_is_for() -> None:
@@ -187,7 +187,7 @@ def test_published_settings() -> None:
 
 
 def test_parts_are_built() -> None:
-    recipe = load_recipe("digits", ["data.drop.p=0.5", "penalty={name: schedule, p0: 0.3}"])
+    recipe = load_recipe("digits", ["data.drop.p=0.5", "penalty={name: schedule, p0: 0.3, p_max: 0.9, half_life: 9}"])
     vocabulary = Vocabulary("0123456789")
     model, rule, dropper = recipe.network(vocabulary), recipe.insertion_penalty(), recipe.dropper()
     assert isinstance(recipe.reader(), LineReader)

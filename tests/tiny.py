@@ -11,7 +11,7 @@ STEPS = 24
 SETTINGS = (
     "data.corpus=null", "data.drop.p=0.3", "data.max_items=4", "data.buckets=3", "data.cache=true",
     "model.width=8", "model.layers=1", "model.dropout=0.2",
-    "penalty={name: schedule, p0: 0.5, p_max: 0.5}", "optim.lr=0.01", "optim.warmup_steps=4",
+    "penalty={name: schedule, p0: 0.5, p_max: 0.5, half_life: 9}", "optim.lr=0.01", "optim.warmup_steps=4",
     f"trainer.max_steps={STEPS}", "trainer.eval_every=8", "trainer.checkpoint_every=6", "trainer.log_every=3",
     "trainer.tensorboard=false", "trainer.accelerator=cpu", "trainer.threads=1",
 )  # fmt: skip
