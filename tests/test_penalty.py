@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import pickle
 import re
@@ -16,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from starseq import AdaptivePenalty, InsertionPenalty
-from starseq.penalty import find_read
+from starseq import AdaptivePenalty, InsertionPenalty, STCLoss
+from starseq.penalty import LOOKS, _move, find_read
 
 
 def schedule(p0: float = 0.5) -> InsertionPenalty:
@@ -166,13 +167,34 @@ def test_reading_is_found_as_one_would_say_it(data: st.DataObject) -> None:
     ]
 
 
+def look(penalty: AdaptivePenalty, *batch: Any, times: int = 1, **options: Any) -> None:
+    """So many looks: a call that is due, and those up to the next."""
+    for _ in range(times * LOOKS):
+        penalty.observe(*batch, batch_first=True, **options)
+
+
 def test_what_it_counts() -> None:
     """Labels 1 and 3 are read, with 2 between them; label 4 is not; and what lies past the length is not looked at."""
     penalty = AdaptivePenalty()
     logits = one_hot([[1, 0, 2, 2, 0, 3, 0, 0, 4, 4]], 5)
     logits[:, 7:] = math.nan
-    penalty.observe(logits, torch.tensor([[1, 3, 4, -9]]), torch.tensor([7]), torch.tensor([3]), batch_first=True)
-    assert penalty.upcoming.tolist() == [2, 3, 3]
+    look(penalty, logits, torch.tensor([[1, 3, 4, -9]]), torch.tensor([7]), torch.tensor([3]))
+    found, read, labels, gaps, probability = penalty.counts.tolist()
+    assert [found, read, labels, gaps] == [2, 3, 3, 3]
+    sure = math.exp(9) / (math.exp(9) + 4)
+    assert probability == pytest.approx(2 * sure + (1 - sure) / 4, abs=1e-6)
+
+
+def test_closed_gaps_and_utterances_that_say_nothing() -> None:
+    """Of the gaps of two labels one of three is open; the second utterance has no label, the third no path."""
+    penalty = AdaptivePenalty()
+    logits, targets = one_hot([[1, 3, 2], [3, 0, 3], [1, 2, 3]], 4), torch.tensor([[1, 2, 0, 0], [0] * 4, [1, 2, 3, 1]])
+    open_gaps = torch.tensor([[False, True, False, True, True], [True] * 5, [True] * 5])
+    look(penalty, logits, targets, (3, 3, 3), (2, 0, 4), open_gaps=open_gaps)
+    assert penalty.counts[:4].tolist() == pytest.approx([2, 3, 2, 2 / 3])
+    closed = AdaptivePenalty()
+    look(closed, logits, targets, (3, 3, 3), (2, 0, 4), open_gaps=torch.zeros_like(open_gaps), times=5)
+    assert torch.equal(closed(), AdaptivePenalty()())  # without an open gap nothing can be missing
 
 
 def test_it_takes_what_the_loss_takes() -> None:
@@ -181,96 +203,114 @@ def test_it_takes_what_the_loss_takes() -> None:
     first, second, third, alone = (AdaptivePenalty() for _ in range(4))
     first.observe(logits, targets, (3, 2), (2, 1), batch_first=True)
     second.observe(logits.transpose(0, 1), targets, torch.tensor([3, 2]), torch.tensor([2, 1]))
-    third.observe(logits, torch.tensor([1, 2, 3]), (3, 2), (2, 1), batch_first=True)
-    assert first.upcoming.tolist() == second.upcoming.tolist() == third.upcoming.tolist() == [3, 3, 3]
+    third.observe(logits, torch.tensor([1, 2, 3]), (3, 2), (2, 1), batch_first=True, max_target_length=2)
+    assert first.counts.tolist() == second.counts.tolist() == third.counts.tolist()
+    assert first.counts[:4].tolist() == [3, 3, 3, 3]
     alone.observe(logits[0], targets[0], (3,), (2,))
-    assert alone.upcoming.tolist() == [2, 2, 2]
+    assert alone.counts[:4].tolist() == [2, 2, 2, 2]
     with pytest.raises(ValueError, match="input_lengths: expected 2 integers"):
         first.observe(logits, targets, (3,), (2, 1), batch_first=True)
     with pytest.raises(ValueError, match="logits: expected floating point"):
         first.observe(logits[0, 0], targets, (3,), (2, 1), batch_first=True)
 
 
-def test_counts_fade_with_the_window() -> None:
-    penalty = AdaptivePenalty(window=2)
-    penalty.observe(
-        one_hot([[1, 0, 2]], 4), torch.tensor([[1]]), torch.tensor([3]), torch.tensor([1]), batch_first=True
-    )
-    for share in (1, 0.5, 0.25):
-        penalty.advance()
-        assert penalty.counts.tolist() == [share, 2 * share, share]
+def by_the_equations(looks: list[tuple[float, float, float, float, float]], p0: float = 0.94) -> float:
+    """The rule of the docstring in plain numbers; each look: found, read, labels, gaps, probability."""
+    total, sure, held, x = [0.0] * 5, 0.2, 1.0, math.log(p0 / (1 - p0))
+    for counts in looks:
+        total = [0.9 * old + new for old, new in zip(total, counts, strict=True)]
+        found, read, labels, gaps, probability = total
+        missing = 1 - (found / labels) ** 2 * gaps / (gaps + max(read - found, 0))
+        if probability / labels > sure:
+            past = (sure / (probability / labels)) ** 32
+            sure, held = probability / labels, past * held + (1 - past) * missing
+        if sure > 0.2:
+            share = min(max(held + max(held - missing, 0), 0.02), 0.95)
+            p = min(max(share ** (1 / (1 + 1.75 * sure**6)), 0.02), 0.94)
+            x += min(max(math.log(p / (1 - p)) - x, -0.04), 0.04)
+    return 1 / (1 + math.exp(-x))
 
 
-def test_an_utterance_without_any_path_is_read_but_has_no_labels() -> None:
+@given(seed=st.integers(0, 10**6))
+def test_it_moves_by_its_equations(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    looks = []
     penalty = AdaptivePenalty()
-    penalty.observe(
-        one_hot([[1, 2]], 4), torch.tensor([[1, 2, 3]]), torch.tensor([2]), torch.tensor([3]), batch_first=True
-    )
-    assert penalty.upcoming.tolist() == [0, 2, 0]
+    for _ in range(60):
+        labels = 20 + 10 * torch.rand((), generator=generator).item()
+        found, sure, more = torch.rand(3, generator=generator).tolist()
+        looks.append((found * labels, labels * 3 * more, labels, labels, sure * labels))
+        penalty.counts.mul_(0.9).add_(torch.tensor(looks[-1], dtype=torch.float64))
+        _move(penalty.log_odds, penalty.counts, penalty.record, penalty.p_min, penalty.p_max, penalty.rate)
+    assert penalty().exp().item() == pytest.approx(by_the_equations(looks), abs=1e-6)
 
 
-@pytest.mark.parametrize("p0", [0.05, 0.5, 0.95])
+def reading_of(text: Tensor, sure: float = 9.0) -> Tensor:
+    """Logits of a model that reads the text, with a blank after each token."""
+    return one_hot([torch.stack((text, torch.zeros_like(text)), dim=1).reshape(-1).tolist()], 30, sure=sure)
+
+
 @pytest.mark.parametrize("missing", [0.0, 0.3, 0.5, 0.7])
-def test_it_finds_the_share_that_is_missing_from_above_and_from_below(p0: float, missing: float) -> None:
-    """A model that reads every token, one that is half sure as one beside a p that is too low, and one that repeats each."""
+def test_it_finds_the_share_that_is_missing(missing: float) -> None:
     generator = torch.Generator().manual_seed(0)
-    for sure, repeats in ((9.0, 1), (0.0, 1), (9.0, 2)):
-        penalty = AdaptivePenalty(p0=p0, rate=0.1, window=20)
-        for _ in range(100):
-            text = torch.randint(1, 30, (200,), generator=generator)
-            labels = text[torch.rand(200, generator=generator) >= missing]
-            frames = torch.stack((*[text] * repeats, torch.zeros_like(text)), dim=1).reshape(-1)
-            logits = one_hot([frames.tolist()], 30)
-            logits[..., 0] = torch.where(frames == 0, 9.0, 9.0 - sure)
-            penalty.observe(
-                logits, labels[None], torch.tensor([len(frames)]), torch.tensor([len(labels)]), batch_first=True
-            )
-            penalty.advance()
-        assert penalty().exp().item() == pytest.approx(max(missing, penalty.p_min), abs=0.03)
+    penalty = AdaptivePenalty(rate=0.3)
+    for _ in range(60):
+        text = torch.randint(1, 30, (200,), generator=generator)
+        labels = text[torch.rand(200, generator=generator) >= missing]
+        look(penalty, reading_of(text), labels[None], (400,), (len(labels),))
+    assert penalty().exp().item() == pytest.approx(max(missing, 0.02) ** (1 / 2.75), abs=0.03)
 
 
-def test_a_model_that_reads_nothing_gets_all_the_freedom() -> None:
-    penalty = AdaptivePenalty(p0=0.1)
-    for _ in range(700):
-        penalty.observe(
-            one_hot([[0, 0, 0]], 4), torch.tensor([[1]]), torch.tensor([3]), torch.tensor([1]), batch_first=True
-        )
-        penalty.advance()
-    assert penalty().exp().item() == pytest.approx(penalty.p_max)
+def test_holes_that_are_learned_by_heart_do_not_lower_p() -> None:
+    """Half is missing. Once it reads all, the model reads a token less of those without a label at every look."""
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(1, 30, (200,), generator=generator)
+    has_label = torch.arange(200) % 2 == 0
+    labels = text[has_label]
+    penalty = AdaptivePenalty()
+    look(penalty, reading_of(text), labels[None], (400,), (100,), times=60)
+    at_its_best = penalty()
+    for forgotten in range(1, 100, 2):
+        gone = (~has_label).nonzero()[:forgotten, 0]
+        look(penalty, reading_of(text.index_fill(0, gone, 0)), labels[None], (400,), (100,))
+        assert penalty() >= at_its_best - 0.01
+    assert penalty() > at_its_best + 0.1
 
 
-def test_it_moves_once_a_step_by_the_batches_of_the_step_together() -> None:
-    apart, together = AdaptivePenalty(window=2), AdaptivePenalty(window=2)
-    readings, labels = [[1, 0, 2], [3, 0, 0], [2, 2, 1]], torch.tensor([[1], [3], [2]])
-    lengths, ones = torch.tensor([3, 1, 3]), torch.tensor([1, 1, 1])
-    for _ in range(5):
-        together.observe(one_hot(readings, 4), labels, lengths, ones, batch_first=True)
-        for b in range(3):
-            apart.observe(
-                one_hot(readings, 4)[b : b + 1],
-                labels[b : b + 1],
-                lengths[b : b + 1],
-                ones[b : b + 1],
-                batch_first=True,
-            )
-            assert torch.equal(apart(), together())
-        apart.advance(), together.advance()
-        assert torch.equal(apart(), together())
-    assert apart.step == 5
+def test_a_model_that_reads_nothing_leaves_p_where_it_began() -> None:
+    penalty = AdaptivePenalty(p0=0.9)
+    look(penalty, one_hot([[0, 0, 0]], 4), torch.tensor([[1]]), (3,), (1,), times=50)
+    assert penalty().exp().item() == pytest.approx(0.9)
+
+
+def test_what_is_not_finite_is_not_counted() -> None:
+    penalty, batch = AdaptivePenalty(), (torch.tensor([[1]]), (3,), (1,))
+    look(penalty, torch.full((1, 3, 4), math.nan), *batch)
+    assert penalty.counts.tolist() == [0.0] * 5
+    look(penalty, one_hot([[1, 0, 0]], 4), *batch)
+    assert penalty.counts.isfinite().all()
+
+
+def test_it_looks_at_one_call_in_four() -> None:
+    penalty, seen = AdaptivePenalty(), []
+    for _ in range(9):
+        before = penalty.counts.clone()
+        penalty.observe(one_hot([[1, 0, 2]], 4), torch.tensor([[1]]), (3,), (1,), batch_first=True)
+        seen.append(not torch.equal(before, penalty.counts))
+    assert seen == [True, False, False, False] * 2 + [True]
 
 
 def test_the_adaptive_rule_is_saved_whole_and_stays_exact_in_a_model_of_low_precision() -> None:
     batch = (one_hot([[1, 2, 0]], 4), torch.tensor([[1]]), torch.tensor([3]), torch.tensor([1]))
     penalty = AdaptivePenalty()
-    for _ in range(7):
-        penalty.observe(*batch, batch_first=True), penalty.advance()
-    penalty.observe(*batch, batch_first=True)  # in the middle of a step
+    for _ in range(7):  # in the middle of four
+        penalty.observe(*batch, batch_first=True)
     resumed = AdaptivePenalty()
     resumed.load_state_dict(penalty.state_dict())
     in_model = torch.nn.ModuleDict({"penalty": pickle.loads(pickle.dumps(penalty))}).to(torch.bfloat16)["penalty"]
-    for _ in range(5):
+    for _ in range(10):
         for rule in (penalty, resumed, in_model):
-            rule.observe(*batch, batch_first=True), rule.advance()
+            rule.observe(*batch, batch_first=True)
         assert torch.equal(penalty(), resumed())
         assert torch.equal(penalty(), in_model())
     assert penalty.to("meta")().device.type == "meta"
@@ -285,11 +325,8 @@ def test_nan_is_not_read() -> None:
     ("arguments", "message"),
     [
         ({"p0": 1.0}, "p0: 1.0 is not a probability in (0, 1)"),
-        ({"threshold": 0.0}, "threshold: 0.0 is not a probability in (0, 1)"),
-        ({"p0": 0.01}, "p0: 0.01 is not between p_min 0.02 and p_max 0.95"),
+        ({"p0": 0.01}, "p0: 0.01 is not between p_min 0.02 and p_max 0.94"),
         ({"rate": 0.0}, "rate: 0.0 is not a positive number"),
-        ({"window": math.inf}, "window: inf is not a number of steps"),
-        ({"window": 0.5}, "window: 0.5 is not a number of steps"),
         ({"blank": -1}, "blank: -1 is not a token"),
     ],
 )
@@ -318,28 +355,19 @@ def test_what_it_looks_at_is_checked_as_in_the_loss(changes: dict[str, Any], mes
     penalty = AdaptivePenalty(blank=changes.pop("blank", 0))
     with pytest.raises(ValueError, match=re.escape(message)):
         penalty.observe(torch.zeros(2, 5, 4), **{**good, **changes}, batch_first=True)
-    assert not penalty.upcoming.any()
+    assert not penalty.counts.any()
 
 
-def test_what_has_seen_nothing_stays() -> None:
-    penalty = AdaptivePenalty()
-    before = penalty()
-    for _ in range(20):
-        penalty.advance()
-    assert penalty() == before
-
-
-def _observe_in_a_process(rank: int, port: int, folder: str) -> None:
+def _train_in_a_process(rank: int, port: int, folder: str) -> None:
+    """The criterion is part of the model, whose buffers are made those of the first process at every forward."""
     torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    penalty = AdaptivePenalty()
-    model = torch.nn.Linear(1, 1)
-    model.penalty = penalty  # part of the model, whose buffers are made those of the first process at every forward
+    model = torch.nn.Module()
+    model.scale, model.criterion = torch.nn.Parameter(torch.ones(())), STCLoss(batch_first=True)
+    model.forward = lambda logits, *rest: model.criterion(logits * model.scale, *rest)
     together = torch.nn.parallel.DistributedDataParallel(model)
-    for _ in range(2):  # gradients are accumulated
-        together(torch.ones(1, 1)).sum().backward()
-        penalty.observe(*_share_of(rank), batch_first=True)
-    penalty.advance()
-    torch.save(penalty.state_dict(), Path(folder, f"{rank}.pt"))
+    for _ in range(9):  # gradients are accumulated
+        together(*_share_of(rank)).backward()
+    torch.save(model.criterion.penalty.state_dict(), Path(folder, f"{rank}.pt"))
     torch.distributed.destroy_process_group()
 
 
@@ -348,18 +376,19 @@ def _share_of(rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return one_hot([reading], 4), torch.tensor([[2]]), torch.tensor([4]), torch.tensor([1])
 
 
-def test_two_processes_count_together(tmp_path: Path) -> None:
+def test_two_processes_have_one_penalty(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_observe_in_a_process, (port, str(tmp_path)), nprocs=2)
+    torch.multiprocessing.spawn(_train_in_a_process, (port, str(tmp_path)), nprocs=2)
     alone = AdaptivePenalty()
-    for rank in range(4):
-        alone.observe(*_share_of(rank % 2), batch_first=True)
-    alone.advance()
+    both = [torch.cat(x) for x in zip(_share_of(0), _share_of(1), strict=True)]
+    for _ in range(9):
+        alone.observe(*both, batch_first=True)
     for rank in range(2):
         state = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        assert all(torch.equal(value, state[name]) for name, value in alone.state_dict().items())
+        for name, value in alone.state_dict().items():
+            torch.testing.assert_close(value, state[name])
 
 
 @pytest.mark.parametrize("penalty", [lambda: schedule(0.3), AdaptivePenalty])
@@ -374,8 +403,105 @@ def test_who_makes_modules_without_memory_can_set_them_to_their_beginning(penalt
     logits = one_hot([[1, 0, 2]], 4)
     for one in (made, begun := penalty()):
         if isinstance(one, AdaptivePenalty):
-            one.observe(logits, torch.tensor([[2]]), (3,), (1,), batch_first=True)
-        one.advance()
+            look(one, logits, torch.tensor([[2]]), (3,), (1,))
+        else:
+            one.advance()
     assert made() == begun()
     made.reset_parameters()
     assert all(torch.equal(value, made.state_dict()[name]) for name, value in penalty().state_dict().items())
+
+
+# --- the criterion that owns one --------------------------------------------------------------------------------------
+
+
+def batch(V: int = 6, T: int = 12) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(V)
+    logits = torch.randn(2, T, V, generator=generator).requires_grad_()
+    return logits, torch.tensor([[1, 2, 3], [2, 1, 0]]), torch.tensor([T, T - 2]), torch.tensor([3, 2])
+
+
+def state(criterion: STCLoss) -> list[Any]:
+    return [value.tolist() for value in criterion.state_dict().values()]
+
+
+def test_the_criterion_observes_what_it_scores_in_training() -> None:
+    criterion, alone = STCLoss(batch_first=True), AdaptivePenalty()
+    for _ in range(6):
+        criterion(*batch()).backward()
+        alone.observe(*batch(), batch_first=True)
+    assert criterion.penalty.counts[2] > 0
+    assert all(
+        torch.equal(value, criterion.state_dict()[f"penalty.{name}"]) for name, value in alone.state_dict().items()
+    )
+
+
+@pytest.mark.parametrize("case", ["eval", "no_grad", "no gradient", "override", "number", "tensor", "module"])
+def test_when_it_does_not_observe(case: str) -> None:
+    own = {"number": -0.5, "tensor": torch.tensor(-0.5), "module": schedule(0.3)}
+    criterion = STCLoss(batch_first=True, penalty=own.get(case, "adaptive"))
+    before, (logits, *rest) = state(criterion), batch()
+    if case == "eval":
+        criterion.eval()
+    with torch.set_grad_enabled(case != "no_grad"):
+        given = {"penalty": -0.3} if case == "override" else {}
+        loss = criterion(logits.detach() if case == "no gradient" else logits, *rest, **given)
+    assert loss.isfinite()
+    assert state(criterion) == before
+
+
+def test_a_copy_goes_its_own_way_and_a_resumed_one_the_same() -> None:
+    criterion = STCLoss(batch_first=True)
+    for _ in range(5):
+        criterion(*batch())
+    copied, resumed = copy.deepcopy(criterion), STCLoss(batch_first=True)
+    resumed.load_state_dict(criterion.state_dict())
+    for _ in range(7):
+        criterion(*batch()), resumed(*batch())
+    assert state(criterion) == state(resumed) != state(copied)
+
+
+def test_accumulated_gradients_are_those_of_one_batch_at_the_same_penalty() -> None:
+    logits, *rest = batch()
+    whole = STCLoss(batch_first=True, reduction="sum")
+    whole(logits, *rest).backward()
+    expected, parts = logits.grad.clone(), STCLoss(batch_first=True, reduction="sum")
+    logits.grad = None
+    for b in range(2):
+        parts(logits[b : b + 1], *(x[b : b + 1] for x in rest)).backward()
+    # The first part was looked at, which moves p by at most `rate` before the second is scored.
+    torch.testing.assert_close(logits.grad[0], expected[0])
+    torch.testing.assert_close(logits.grad[1], expected[1], atol=0.02, rtol=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_and_autocast(dtype: torch.dtype) -> None:
+    logits, *rest = batch()
+    criterion = STCLoss(batch_first=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert criterion(logits.to(dtype), *rest).isfinite()
+    assert criterion.penalty.counts[2] == 5
+    assert criterion.penalty.log_odds.dtype == torch.float64
+
+
+def test_compiled_it_is_one_graph_and_moves_as_in_eager_mode() -> None:
+    eager, inner = STCLoss(batch_first=True), STCLoss(batch_first=True)
+    torch.compiler.reset()
+    compiled = torch.compile(inner, fullgraph=True, backend="aot_eager")
+    for _ in range(10):
+        torch.testing.assert_close(compiled(*batch()), eager(*batch()))
+    assert state(eager) == state(inner)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+def test_marked_gaps_are_closed_but_for_the_open_ones_and_still_tune_the_star() -> None:
+    logits, *rest = batch()
+    open_gaps = torch.tensor([[True, False, True, False], [False, False, True, True]])
+    criterion, given = STCLoss(batch_first=True), STCLoss(batch_first=True)
+    by_hand = torch.where(open_gaps, criterion.penalty(), -torch.inf)
+    assert torch.equal(criterion(logits, *rest, open_gaps=open_gaps), given(logits, *rest, penalty=by_hand))
+    assert criterion.penalty.counts[3] == pytest.approx(3 * 2 / 4 + 2 * 1 / 3)  # past its labels no gap is counted
+    one_each = given(logits, *rest, penalty=torch.tensor([-0.5, -0.7]), open_gaps=open_gaps)
+    by_hand = torch.where(open_gaps, torch.tensor([[-0.5], [-0.7]]), -torch.inf)
+    assert torch.equal(one_each, given(logits, *rest, penalty=by_hand))
+    with pytest.raises(ValueError, match="open_gaps: expected a tensor of bools"):
+        criterion(logits, *rest, open_gaps=open_gaps.float())

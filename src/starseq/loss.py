@@ -189,9 +189,14 @@ class _Loss(nn.Module):
 class STCLoss(_Loss):
     """stc_loss as a module, in place of log_softmax and torch.nn.CTCLoss: the same settings and the same call.
 
+    It tunes the star's weight while it trains: on calls in training mode whose logits have a gradient. So `eval()` and
+    `torch.no_grad()` leave the weight as it is. The weight is part of `state_dict`: save the criterion with the model, and
+    a resumed training goes on. Under `torch.distributed` all processes have the same weight, and must call the criterion
+    equally often.
+
     Args:
-        penalty: "adaptive", the default: the module has an `AdaptivePenalty`, as the submodule `penalty`. A number or a tensor is
-            fixed. A module is called without arguments.
+        penalty: "adaptive", the default: the module owns an `AdaptivePenalty`, the submodule `penalty`, and tunes it by what it
+            scores. A number or a tensor is fixed. Another module is called without arguments; it moves by itself, if at all.
         merge_repeats, return_inserted, options: as in stc_loss.
 
     >>> criterion = STCLoss(blank=0)
@@ -220,6 +225,7 @@ class STCLoss(_Loss):
         if isinstance(penalty, str):
             one_of("penalty", penalty, ("adaptive",))
             penalty = AdaptivePenalty(blank=self.blank)
+        self.adapts = isinstance(penalty, AdaptivePenalty)
         if isinstance(penalty, Tensor) and not isinstance(penalty, nn.Parameter):
             self.register_buffer("penalty", penalty)
         else:
@@ -232,20 +238,46 @@ class STCLoss(_Loss):
         input_lengths: Lengths,
         target_lengths: Lengths,
         penalty: float | Tensor | None = None,
+        *,
+        open_gaps: Tensor | None = None,
     ) -> Any:
-        """The loss, or (loss, inserted): see stc_loss. `penalty`, where it is given, takes the place of the module's own."""
+        """The loss, or (loss, inserted): see stc_loss.
+
+        penalty: takes the place of the module's own. open_gaps: (B, U+1), the gaps in which labels may be missing, where that is
+        known; the others are closed. Gap l lies after label l.
+        """
+        own = penalty is None
         if penalty is None:
             penalty = self.penalty() if isinstance(self.penalty, nn.Module) else self.penalty
-        return stc_loss(
+        if open_gaps is not None:
+            penalty = _where_open(open_gaps, penalty, logits)
+        result = stc_loss(
             logits, targets, input_lengths, target_lengths, penalty=penalty, merge_repeats=self.merge_repeats,
             return_inserted=self.return_inserted, **self.options,
         )  # fmt: skip
+        # Not without gradients: validation must not move p where somebody left the criterion in training mode.
+        if own and self.adapts and self.training and torch.is_grad_enabled() and logits.requires_grad:
+            self.penalty.observe(
+                logits, targets, input_lengths, target_lengths, batch_first=self.options.get("batch_first", False),
+                max_target_length=self.options.get("max_target_length"), open_gaps=open_gaps,
+            )  # fmt: skip
+        return result
 
     def extra_repr(self) -> str:
         own = [f"merge_repeats={self.merge_repeats}", f"return_inserted={self.return_inserted}"]
         if not isinstance(self.penalty, nn.Module):
             own.insert(0, f"penalty={self.penalty!r}")
         return ", ".join([super().extra_repr(), *own])
+
+
+def _where_open(open_gaps: Tensor, penalty: float | Tensor, logits: Tensor) -> Tensor:
+    """The penalty, and -inf where a gap is closed."""
+    if open_gaps.dtype != torch.bool:
+        raise ValueError(f"open_gaps: expected a tensor of bools, (B, U+1), got {open_gaps.dtype}")
+    penalty = torch.as_tensor(penalty, dtype=loss_dtype(logits)).to(logits.device)
+    if penalty.dim() == 1 and open_gaps.dim() == 2:
+        penalty = penalty[:, None]
+    return torch.where(open_gaps.to(logits.device), penalty, -math.inf)
 
 
 class CTCLoss(_Loss):

@@ -21,6 +21,17 @@ from starseq.arguments import (
 from starseq.op.separate import best_path
 from starseq.op.setting import Setting
 
+LOOKS = 4
+"""an adaptive penalty looks at one batch of so many: p moves in tens of steps, and a look costs up to a third of a loss"""
+_KEPT = 0.9
+"""of its counts, from look to look"""
+_THRESHOLD = 0.3
+"""something is read at a frame where the best token comes to more than this against the blank"""
+_FIRST_SURE = 0.2
+"""while labels have less probability than this on average, nothing has been read, and p stays where it begins"""
+_FORGETS = 32.0
+"""the power of `sure` by which what was missing is held"""
+
 
 class InsertionPenalty(nn.Module):
     r"""The published schedule of the star's weight p, as its logarithm:
@@ -57,7 +68,7 @@ class InsertionPenalty(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Back to the beginning: for who makes modules without memory and fills them later."""
+        """Resets to the initial state. Needed after construction on the meta device."""
         self.step.zero_()
 
     def forward(self, step: int | Tensor | None = None) -> Tensor:
@@ -80,92 +91,79 @@ class InsertionPenalty(nn.Module):
 
 
 class AdaptivePenalty(nn.Module):
-    r"""The star's weight p, as its logarithm, tuned while training goes on: what the model reads against what the labels have.
+    r"""The star's weight p, as its logarithm, tuned while training goes on. `STCLoss` has one unless it is told otherwise.
 
-        p = 1 - r^2 U / max(N, U)             the share of tokens that seem to be missing
+    p follows the share of tokens that the transcripts lack. That share is measured by what the model reads:
 
-    N tokens are read and U labels there; r is the share of the labels at which something is read.
+        missing = 1 - (found / labels)^2 * gaps / (gaps + inserted)
+        p       = share^(1 / (1 + 1.75 sure^6)),    share = held + max(held - missing, 0)
 
-    Call `observe` with a batch of every step, or of every few, and `advance` after every optimiser step. Counts are summed over the
-    processes of `torch.distributed`. Nothing waits for the device, and everything is in `state_dict`.
+    `labels` are the known labels; `found` those of them at which the model reads something; `inserted` all else that it reads;
+    `gaps` the labels again, or less where gaps are closed. `sure` is the mean probability of a known label at its frame, the
+    highest so far. `held` is what was missing when `sure` reached its height.
+
+    So p begins high, for only a high p gets a model to read. It comes down as labels are read. Later the model learns its holes by
+    heart and reads less in them. That must not lower p, so p then rises as far as reading has fallen. docs/algorithm.md says why.
+
+    Call `observe` with every batch that is trained on; it looks at the first and at every fourth after it. Counts are summed over
+    the processes of `torch.distributed`, so all of them must call it equally often. Nothing waits for the device. All that it knows
+    is in `state_dict`.
 
     Args:
         p0: where p begins.
         p_min, p_max: p stays between them.
-        rate: the log-odds of p move by no more at a step.
-        window: counts are those of the last so many steps.
-        threshold: something is read at a frame where the best token comes to more than this against the blank; the same token in
-            neighbouring frames is read once.
+        rate: the log-odds of p move by no more at a look.
         blank: that of the loss.
 
-    Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate that is not positive, a window under 1,
-    and a blank below 0.
+    Raises ValueError for a probability outside (0, 1), p0 outside [p_min, p_max], a rate that is not positive, and a blank below 0.
 
         >>> penalty = AdaptivePenalty()
         >>> round(penalty().exp().item(), 4)
-        0.9
+        0.94
         >>> logits = torch.tensor([[[0.0, 9.0, 0.0], [9.0, 0.0, 0.0], [0.0, 0.0, 9.0], [0.0, 0.0, 9.0]]])     # reads 1, 2
-        >>> for _ in range(300):
+        >>> for _ in range(400):
         ...     penalty.observe(logits, torch.tensor([[2]]), (4,), (1,), batch_first=True)
-        ...     penalty.advance()
-        >>> round(penalty().exp().item(), 4)      # half of the tokens are missing
-        0.5
+        >>> round(penalty().exp().item(), 2)      # half of the tokens are missing: 0.5^(1 / 2.75)
+        0.78
     """
 
     log_odds: Tensor
     counts: Tensor
-    """(3,): labels at which something is read, tokens read, labels; of the last steps."""
-    step: Tensor
+    """(5,): labels that are found, tokens read, labels, gaps, summed probability of the labels; of the last looks"""
+    record: Tensor
+    """(2,): `sure` and `held`"""
 
     def __init__(
-        self,
-        p0: float = 0.9,
-        p_min: float = 0.02,
-        p_max: float = 0.95,
-        rate: float = 0.01,
-        window: float = 100.0,
-        threshold: float = 0.3,
-        blank: int = 0,
+        self, p0: float = 0.94, p_min: float = 0.02, p_max: float = 0.94, rate: float = 0.04, blank: int = 0
     ) -> None:
         super().__init__()
-        shares = {"p0": p0, "p_min": p_min, "p_max": p_max, "threshold": threshold}
-        for name, value in shares.items():
+        for name, value in {"p0": p0, "p_min": p_min, "p_max": p_max}.items():
             if not 0 < value < 1:
                 raise ValueError(f"{name}: {value} is not a probability in (0, 1)")
         if not p_min <= p0 <= p_max:
             raise ValueError(f"p0: {p0} is not between p_min {p_min} and p_max {p_max}")
         if not (rate > 0 and math.isfinite(rate)):
             raise ValueError(f"rate: {rate} is not a positive number")
-        if not (window >= 1 and math.isfinite(window)):
-            raise ValueError(f"window: {window} is not a number of steps")
         if whole("blank", blank) < 0:
             raise ValueError(f"blank: {blank} is not a token")
-        self.p0, self.p_min, self.p_max, self.rate, self.window = p0, p_min, p_max, rate, window
-        self.threshold, self.blank = threshold, blank
-        self.register_buffer("log_odds", torch.tensor(_log_odds(p0), dtype=torch.float64))
-        self.register_buffer("counts", torch.zeros(3, dtype=torch.float64))
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
-        self._upcoming = torch.zeros_like(self.counts)
+        self.p0, self.p_min, self.p_max, self.rate, self.blank = p0, p_min, p_max, rate, blank
+        self.register_buffer("log_odds", torch.empty((), dtype=torch.float64))
+        self.register_buffer("counts", torch.empty(5, dtype=torch.float64))
+        self.register_buffer("record", torch.empty(2, dtype=torch.float64))
+        # On the CPU whatever the device is: to ask for it there would wait. And no buffer: DDP could not copy it over NCCL.
+        self._calls = torch.zeros((), dtype=torch.int64, device="cpu")
+        self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Back to the beginning: for who makes modules without memory and fills them later."""
+        """Resets to the initial state. Needed after construction on the meta device."""
         self.log_odds.fill_(_log_odds(self.p0))
         self.counts.zero_()
-        self.step.zero_()
-        self.upcoming.zero_()
-
-    @property
-    def upcoming(self) -> Tensor:
-        """As `counts`, since the last step. Saved, but no buffer: DDP copies those from the first process at every forward."""
-        if (
-            self._upcoming.is_meta and not self.counts.is_meta
-        ):  # made without memory; what is filled later are the buffers
-            self._upcoming = torch.zeros_like(self.counts)
-        return self._upcoming
+        self.record[0], self.record[1] = _FIRST_SURE, 1.0
+        self._calls.zero_()
 
     def forward(self) -> Tensor:
-        """lambda now: a 0-d float32 tensor."""
+        """lambda = log p now: a 0-d float32 tensor."""
         return nn.functional.logsigmoid(self.log_odds).float()
 
     @torch.no_grad()
@@ -177,60 +175,128 @@ class AdaptivePenalty(nn.Module):
         target_lengths: Lengths,
         *,
         batch_first: bool = False,
+        max_target_length: int | None = None,
+        open_gaps: Tensor | None = None,
     ) -> None:
-        """What a batch tells: the arguments of the loss, in its forms. What is bad is a ValueError, as there: shapes always,
-        values on the CPU."""
+        """Takes note of a batch: looks at one in four, and moves p. In a CUDA graph every replay looks, and moves p by a quarter.
+
+        The first arguments are those of the loss, in its forms. open_gaps: (B, U+1), whether labels may be missing there; None:
+        everywhere. Raises ValueError for bad arguments, as the loss does: shapes always, values on the CPU.
+        """
         x = batch_of(logits.detach(), batch_first)
         frames = lengths_of("input_lengths", input_lengths, len(x), x.device)
         labels = lengths_of("target_lengths", target_lengths, len(x), x.device)
-        targets = padded_targets(targets, labels, logits.dim() == 3, None, x.device)
-        if x.is_cpu:
-            check_values(targets, frames, labels, None, x.shape, self.blank)
+        targets = padded_targets(targets, labels, logits.dim() == 3, max_target_length, x.device)
         check_blank(self.blank, x.shape[2])
-        token, begins = find_read(x, frames, threshold=self.threshold, blank=self.blank)
-        log_penalty = self().to(x.device).expand(len(x), targets.shape[1] + 1)
-        setting = Setting("stc", False, self.blank, True, backend_for("auto", x.device))
-        path = best_path((x, targets, frames, labels, log_penalty), setting)
-        at_label = path > nn.functional.pad(path[:, :-1], (1, 0))
-        counts = ((at_label & (token != self.blank)).sum(), begins.sum(), at_label.sum())
-        self.upcoming.add_(torch.stack(counts).to(self.upcoming))
-
-    @torch.no_grad()
-    def advance(self) -> None:
-        """One optimiser step is done."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(self.upcoming)
-        self.counts.mul_(1 - 1 / self.window).add_(self.upcoming)
-        self.upcoming.zero_()
-        found, read, known = self.counts
-        kept = found / known.clamp(min=1) * (found / torch.maximum(read, known).clamp(min=1))
-        p = (1 - kept).clamp(self.p_min, self.p_max)
-        towards = (torch.logit(p) - self.log_odds) * (self.counts[1:3].sum() > 0)  # nothing observed says nothing
-        self.log_odds += towards.clamp(-self.rate, self.rate)
-        self.step += 1
+        if self.log_odds.device != x.device:
+            if torch.compiler.is_compiling():
+                raise RuntimeError(
+                    f"the penalty is on {self.log_odds.device} and the logits are on {x.device}: move the loss to the device, "
+                    "criterion.to(device), before it is compiled"
+                )
+            self.to(x.device)
+        operation = _observe_op if torch.compiler.is_compiling() else _observe
+        operation(
+            x, targets, frames, labels, open_gaps, self.log_odds, self.counts, self.record, self._calls,
+            self.p_min, self.p_max, self.rate, self.blank,
+        )  # fmt: skip
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AdaptivePenalty:
         """Moves to another device with the model, but not to its precision: in bfloat16 p would stand still."""
-
-        def of(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
-
         for name, buffer in self._buffers.items():
             assert buffer is not None
-            self._buffers[name] = of(buffer)
-        self._upcoming = of(self._upcoming)
+            moved = fn(buffer)
+            self._buffers[name] = moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
         return self
 
     def get_extra_state(self) -> Tensor:
-        return self.upcoming
+        return self._calls.clone()
 
     def set_extra_state(self, state: Tensor) -> None:
-        self._upcoming = state.to(self.counts.device, copy=True)
+        self._calls.copy_(state)
 
     def extra_repr(self) -> str:
-        names = ("p0", "p_min", "p_max", "rate", "window", "threshold")
-        return ", ".join(f"{name}={getattr(self, name):g}" for name in names)
+        return ", ".join(f"{name}={getattr(self, name):g}" for name in ("p0", "p_min", "p_max", "rate"))
+
+
+def _observe(
+    x: Tensor, targets: Tensor, frames: Tensor, labels: Tensor, open_gaps: Tensor | None, log_odds: Tensor, counts: Tensor,
+    record: Tensor, calls: Tensor, p_min: float, p_max: float, rate: float, blank: int,
+) -> None:  # fmt: skip
+    """`AdaptivePenalty.observe` on logits (B, T, V) and targets (B, U). Changes log_odds, counts, record and calls."""
+    captured = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    is_due = captured or calls.item() % LOOKS == 0
+    calls += 1
+    if not is_due:
+        return
+    if x.is_cpu:
+        check_values(targets, frames, labels, None, x.shape, blank)
+    found = _counts(x, targets, frames, labels, open_gaps, log_odds, blank)
+    found = torch.where(found.isfinite().all(), found, 0.0)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(found)
+    share = 1 / LOOKS if captured else 1.0
+    counts.mul_(_KEPT**share).add_(found * share)
+    _move(log_odds, counts, record, p_min, p_max, rate * share)
+
+
+def _counts(
+    x: Tensor, targets: Tensor, frames: Tensor, labels: Tensor, open_gaps: Tensor | None, log_odds: Tensor, blank: int
+) -> Tensor:
+    """What a batch adds to `AdaptivePenalty.counts`: (5,) float64. Utterances without labels, or without a path, say nothing."""
+    batch, width = len(x), targets.shape[1]
+    token, begins = find_read(x, frames, threshold=_THRESHOLD, blank=blank)
+    log_penalty = nn.functional.logsigmoid(log_odds).float().expand(batch, width + 1)
+    path = best_path(
+        (x, targets, frames, labels, log_penalty), Setting("stc", False, blank, True, backend_for("auto", x.device))
+    )
+    is_label = path > nn.functional.pad(path[:, :-1], (1, 0))
+    # The frame of each label; a column more takes what has none.
+    place = torch.where(is_label, path - 1, width).long()
+    frame = place.new_zeros(batch, width + 1).scatter_(
+        1, place, torch.arange(x.shape[1], device=x.device).expand_as(place)
+    )[:, :width]
+    exists = torch.arange(width, device=x.device) < is_label.sum(dim=1, keepdim=True)
+    rows = x.gather(1, frame[:, :, None].expand(-1, -1, x.shape[2])).float()
+    probability = rows.log_softmax(dim=2).gather(2, targets.long().clamp(min=0)[:, :, None])[:, :, 0].exp()
+    known = exists.sum(dim=1)
+    read = torch.where(known > 0, begins.sum(dim=1), 0)
+    gaps = known.double()
+    if open_gaps is not None:
+        inside = torch.arange(width + 1, device=x.device) <= labels[:, None]
+        gaps = gaps * (open_gaps.to(x.device) & inside).sum(dim=1) / (labels + 1)
+    is_found = exists & (token.gather(1, frame) != blank)
+    return torch.stack(
+        [n.double() for n in (is_found.sum(), read.sum(), known.sum(), gaps.sum(), (probability * exists).sum())]
+    )
+
+
+def _move(log_odds: Tensor, counts: Tensor, record: Tensor, p_min: float, p_max: float, rate: float) -> None:
+    """Moves p towards what the counts say, see `AdaptivePenalty`."""
+    found, read, labels, gaps, probability = counts
+    known = labels.clamp(min=1)
+    missing = 1 - (found / known) ** 2 * gaps / (gaps + (read - found).clamp(min=0)).clamp(min=1e-9)
+    sure, (top, held) = (probability / known).clamp(max=1), record
+    # The share of the past that is forgotten: most of it, whenever labels become a tenth surer.
+    past = (top / torch.maximum(sure, top)) ** _FORGETS
+    held = past * held + (1 - past) * missing
+    record.copy_(torch.stack((torch.maximum(sure, top), held)))
+    share = (held + (held - missing).clamp(min=0)).clamp(p_min, 0.95)
+    p = (share ** (1 / (1 + 1.75 * record[0] ** 6))).clamp(p_min, p_max)
+    step = (torch.logit(p) - log_odds).clamp(-rate, rate)
+    log_odds += torch.where((gaps > 0) & (record[0] > _FIRST_SURE), step, 0.0)  # nothing observed says nothing
+
+
+_observe_op = torch.library.custom_op(
+    "starseq::observe", _observe, mutates_args=("log_odds", "counts", "record", "calls"),
+    schema="(Tensor x, Tensor targets, Tensor frames, Tensor labels, Tensor? open_gaps, Tensor(a!) log_odds, Tensor(b!) counts,"
+    " Tensor(c!) record, Tensor(d!) calls, float p_min, float p_max, float rate, int blank) -> ()",
+)  # fmt: skip
+
+
+@_observe_op.register_fake
+def _observe_fake(*arguments: object) -> None:
+    return None
 
 
 def find_read(

@@ -23,6 +23,7 @@ from starseq.data.files import write_bytes
 from starseq.data.manifest import Progress
 from starseq.data.seeds import generator
 from starseq.decode.greedy import greedy
+from starseq.penalty import AdaptivePenalty, InsertionPenalty
 from starseq.runs import folder as layout
 from starseq.runs.emissions import normal_text
 from starseq.text.error_rate import ErrorCounts, count_errors
@@ -43,8 +44,6 @@ SKIPS_IN_A_ROW = 20
 FRAMES_ON_GPU = 64
 """a batch's frames are padded to a multiple of so many: planning convolutions for every new shape takes half a second"""
 STEPS_PER_PROGRESS = 10
-STEPS_PER_OBSERVATION = 4
-"""an adaptive penalty looks at the batches of every so many steps: it moves in tens of steps, and a look costs as much as a loss"""
 SECONDS_PER_PICTURE = 60
 
 
@@ -253,9 +252,7 @@ class Loop:
         # Gradients are averaged over the processes, so each gets `world` times its part.
         scale = world / counts[0]
         logged = self._is_logged(self.at.step + 1)
-        observed = (
-            self.objective.star and hasattr(self.penalty, "observe") and self.at.step % STEPS_PER_OBSERVATION == 0
-        )
+        observed = self.objective.star and isinstance(self.penalty, AdaptivePenalty)
         pending = _Pending([], torch.zeros((), device=device), counts)
         self.model.train()
         for i, batch in enumerate(window.batches):
@@ -274,7 +271,7 @@ class Loop:
             pending.total += loss.detach()
             if observed:
                 batch_of_loss = scored.logits, moved.targets, scored.lengths, moved.target_lengths
-                cast(Any, self.penalty).observe(*batch_of_loss, batch_first=True)
+                cast(AdaptivePenalty, self.penalty).observe(*batch_of_loss, batch_first=True, open_gaps=moved.open)
             if logged and last:
                 pending.blank_share = scored.blanks
                 if scored.inserted is not None:
@@ -319,7 +316,8 @@ class Loop:
                 )
             return False
         self._skipped_in_a_row = 0
-        cast(Any, self.penalty).advance()
+        if isinstance(self.penalty, InsertionPenalty):
+            self.penalty.advance()
         at.step += 1
         if self.average is not None:
             self.average.update(self.network, at.step)
