@@ -108,7 +108,7 @@ def test_language_model(run: Path, tmp_path: Path) -> None:
     lm = tmp_path / "sevens.arpa"
     estimate([["7"] * n for n in (3, 4, 5, 6)], lm, order=3)
     manifest = run / "data" / "partial0.json"
-    job.complete(run, manifest, tmp_path / "out.jsonl", device="cpu", lm=lm, alpha=5.0, beta=20.0)
+    job.complete(run, manifest, tmp_path / "out.jsonl", device="cpu", lm=lm, alpha=50.0, beta=20.0)
     added = [token["label"] for row in read_manifest(tmp_path / "out.jsonl") for token in row["added"]]
     assert added
     assert set(added) == {"7"}

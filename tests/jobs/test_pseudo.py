@@ -382,9 +382,9 @@ def test_language_models(run: Path, partial: Path, tmp_path: Path, sevens: Path)
     manifest = teacher / "data" / "partial.jsonl"
     with pytest.raises(DataError, match="the weights of beam are not tuned"):
         label(teacher, manifest, tmp_path / "out.jsonl", lm=sevens)
-    weights = {"lm": str(sevens), "alpha": 5.0, "beta": 20.0}
+    weights = {"lm": str(sevens), "alpha": 50.0, "beta": 20.0}
     (teacher / "tuned.json").write_text(
-        json.dumps({"beam": weights, "alone": weights | {"lm": None, "beta": 0.0, "rescore": weights}})
+        json.dumps({"beam": weights, "alone": weights | {"lm": None, "beta": 0.0, "rescore": weights | {"alpha": 5.0}}})
     )
 
     def shares(kind: job.Kind, name: str, **settings: Any) -> tuple[float, dict[str, Any]]:
@@ -400,7 +400,7 @@ def test_language_models(run: Path, partial: Path, tmp_path: Path, sevens: Path)
 
     share, source = shares("keep-known", "completion", lm=sevens)
     assert share == 1
-    assert (source["method"], source["alpha"], source["beta"]) == ("completion", 5.0, 20.0)
+    assert (source["method"], source["alpha"], source["beta"]) == ("completion", 50.0, 20.0)
     assert source["lm"].startswith("sevens.arpa ")
     share, source = shares("plain", "beam", lm=sevens)
     assert (share, source["method"]) == (1, "beam")
