@@ -289,7 +289,7 @@ def watched(criterion: str, batch: cases.Batch) -> Watched:
         pieces = run(kernel, items, cost, *arguments)
         found.kernels.append(kernel)
         if kernel is fused_numba._forward_scaled:
-            frames, _, targets, _, weights, count, _, merging, _, _, _, memory, *_ = arguments[6:]
+            frames, _, targets, _, weights, count, _, merging, _, _, memory, *_ = arguments[6:]
             states = (1 + merging) * targets.shape[1] + 1
             ends = layout.py_func(items, frames, states, count, merging, weights.size > 0)
             found.scaled.extend(scaled_of(memory, items, ends).tolist())
