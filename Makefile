@@ -26,7 +26,8 @@ check: $(VENV)/.installed           ## style, types, who imports whom
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed           ## this machine against torch; appends to benchmarks/results.csv
-	$(BIN)/starseq bench --data $(if $(wildcard ../shared/data),--corpora ../shared/data) --save benchmarks/results.csv
+	$(BIN)/starseq bench --save benchmarks/results.csv
+	$(BIN)/python benchmarks/measure.py data $(if $(wildcard ../shared/data),--corpora ../shared/data) --save benchmarks/results.csv
 
 docs: $(VENV)/.installed            ## the generated tables and drawings in docs/ and README.md
 	$(BIN)/python docs/build.py

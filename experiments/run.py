@@ -51,8 +51,7 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-END_SECONDS = 20.0
-"""between asking a command to end and killing it"""
+END_SECONDS = 20.0  # between asking a command to end and killing it
 
 Line = dict[str, Any]
 
@@ -72,10 +71,8 @@ class Cell:
     row: str
     column: str
     seed: int
-    commands: tuple[tuple[str, ...], ...]
-    """with {run}, {from}, {data}, {here} and {device} still in them"""
-    before: Cell | None = None
-    """whose run this one reads"""
+    commands: tuple[tuple[str, ...], ...]  # with {run}, {from}, {data}, {here} and {device} still in them
+    before: Cell | None = None  # whose run this one reads
 
     @property
     def name(self) -> str:
@@ -133,7 +130,13 @@ class Table:
         if not path.is_file():
             known = ", ".join(sorted(other.stem for other in folder.glob("*.yaml")))
             raise Mistake(f"{name}: no such table; there are {known}")
-        keys = yaml.safe_load(path.read_text(encoding="utf-8"))
+        try:
+            keys = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise Mistake(f"{path.name}: not YAML: {' '.join(str(error).split())}") from None
+        lacks = [key for key in ("title", "metric", "rows", "columns") if not (isinstance(keys, dict) and key in keys)]
+        if lacks:
+            raise Mistake(f"{path.name}: {lacks[0]!r} is missing")
         _only(path.name, keys, [f.name for f in fields(cls) if f.name != "name"])
         for column, what in keys["columns"].items():
             _only(f"{path.name}: {column}", what or {}, ["title", "set", "from", "commands", "rows", "seeds"])
@@ -242,8 +245,7 @@ class Job:
 
     cell: Cell
     commands: list[list[str]]
-    at: int
-    """which of them runs"""
+    at: int  # which of them runs
     started: float
     process: subprocess.Popen[bytes]
 
@@ -256,8 +258,7 @@ class Runner:
     work: Path
     data: Path
     metric: str
-    facts: Line
-    """machine, commit, version and device: they stand in each line"""
+    facts: Line  # machine, commit, version and device: they stand in each line
     jobs: int = 1
     device: str = "cpu"
     minutes: float = math.inf
@@ -290,7 +291,7 @@ class Runner:
         finally:
             self._end(running)
         for cell in todo:
-            say(cell, "not started: the time is over")
+            say(cell, "not started, for the time is over")
         return not (todo or running or failed)
 
     def missing(self, cells: Sequence[Cell]) -> list[Cell]:
@@ -365,19 +366,16 @@ class Runner:
                 os.killpg(job.process.pid, signal.SIGTERM)
         ends = time.monotonic() + END_SECONDS
         for job in running:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 job.process.wait(timeout=max(0.1, ends - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                with suppress(ProcessLookupError):
-                    os.killpg(job.process.pid, signal.SIGKILL)
-                job.process.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(job.process.pid, signal.SIGKILL)  # what did not end, and what it left behind
+            job.process.wait()
             reached = so_far(self.work / job.cell.run)
             if reached["step"] is not None:
                 self._write(job, {"partial": reached})
-            say(
-                job.cell,
-                f"ended at step {reached['step'] or 0:,.0f}; the same command goes on from its last checkpoint",
-            )
+            at = "" if reached["step"] is None else f" at step {reached['step']:,.0f}"
+            say(job.cell, f"ended{at}; the same command goes on from what is saved")
 
     def _log(self, cell: Cell) -> Path:
         return self.work / "logs" / f"{cell.run.replace('/', '-')}.log"

@@ -123,10 +123,9 @@ def test_bench_looks_at_its_files_before_it_measures(
     assert path.read_text() == text
 
 
-def test_bench_needs_its_targets_and_a_text(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_needs_its_targets(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "targets.csv: no such file" in command("bench", "--check").err
-    assert "--decode makes its utterances from a text: give --corpora" in command("bench", "--decode").err
 
 
 def test_validate_fails_with_1_and_names_the_lines(command: Command, full: Path) -> None:

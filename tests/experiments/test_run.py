@@ -231,6 +231,8 @@ def test_a_line_that_was_cut_short(tmp_path: Path) -> None:
     [
         (TABLE + "colour: red\n", "'colour' is none of title"),
         (TABLE.replace("title: CTC", "name: CTC"), "ctc: 'name' is none of title"),
+        (TABLE.replace("metric: cer", ""), "made.yaml: 'metric' is missing"),
+        (TABLE.replace("[0, 1]", "[0, 1"), "made.yaml: not YAML: "),
     ],
 )
 def test_a_mistake_in_a_table(text: str, sentence: str, tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from benchmarks.data import drop_million
 from typer.testing import CliRunner
 
 from starseq.cli import app
 from starseq.data.drop import Dropper, FixedDrop
 from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, read_manifest, write_manifest
-from starseq.jobs.bench_data import drop_million
 from starseq.jobs.drop import BINS, DropResult, draw_histogram, drop
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -226,5 +226,5 @@ def test_real_manifests(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_million_rows_in_300_megabytes() -> None:
     bench = drop_million()
-    assert bench.seconds < 600  # a minute where nothing else runs: `starseq bench --data` measures that
+    assert bench.seconds < 600  # a minute where nothing else runs: `benchmarks/measure.py data` measures that
     assert bench.peak_mib * 2**20 < 300e6

@@ -8,11 +8,11 @@ import time
 
 import pytest
 import torch
+from benchmarks.data import read_audio, read_lines
 
 from starseq import cli
 from starseq.data import audio
 from starseq.data.manifest import read_manifest
-from starseq.jobs.bench_data import read_audio, read_lines
 from starseq.jobs.prepare import prepare
 
 COMMAND = [sys.executable, "-m", "starseq", "prepare"]

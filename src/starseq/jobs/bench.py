@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 import starseq
-from starseq.data.manifest import read_manifest
-from starseq.jobs.bench_data import drop_million, read_audio, read_lines
 from starseq.jobs.bench_results import BASELINE, GROWING, LOSSES, REPLAYED, Measurement
 
 Progress = Callable[[int, int], None]
@@ -101,33 +99,6 @@ def bench(
         progress(done, len(todo))
         rows += _measure(case, device, seconds)
     progress(len(todo), len(todo))
-    return rows
-
-
-def bench_data(corpora: Path | None, *, progress: Progress = lambda done, total: None) -> list[Measurement]:
-    """The data tools: `drop` on a million rows, and reading every manifest of a folder of corpora, on two processes."""
-    manifests = [] if corpora is None else sorted(corpora.glob("*/manifest.jsonl"))
-    shared = (f"{_processor()}, 2 processes", torch.__version__, starseq.__version__)
-
-    def row(case: str, shape: str, metric: str, unit: str, value: float) -> Measurement:
-        return Measurement(case, shape, "", "starseq", metric, unit, *(value,) * 3, 1, *shared)
-
-    progress(0, len(manifests) + 1)
-    dropped = drop_million()
-    rows = [row("drop", f"{dropped.rows} rows", "time", "s", dropped.seconds)]
-    rows.append(row("drop", f"{dropped.rows} rows", "memory", "MiB", dropped.peak_mib))
-    for done, manifest in enumerate(manifests, 1):
-        progress(done, len(manifests) + 1)
-        name = manifest.parent.name
-        if "duration" in next(read_manifest(manifest)).fields:
-            read = read_audio(manifest)
-            rows.append(
-                row(f"audio: {name}", f"{read.rows} utterances", "speed", "hours a minute", read.hours_per_minute)
-            )
-        else:
-            read = read_lines(manifest)
-            rows.append(row(f"lines: {name}", f"{read.rows} lines", "speed", "lines a second", read.rows_per_second))
-    progress(len(manifests) + 1, len(manifests) + 1)
     return rows
 
 

@@ -1,4 +1,4 @@
-"""`starseq bench --train`: rows for each model and criterion, from Python and as CUDA graphs, saved, tabled and checked.
+"""`benchmarks/measure.py train`: rows for each model and criterion, from Python and as CUDA graphs, saved, tabled and checked.
 
 There is no GPU here: captures are replaced by what they capture, and the device's clock by one that is wound by hand.
 """
@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import measure
+from benchmarks import train as bench_train
+from benchmarks.train import CASES, PUBLISHED, SMALL
 
-from starseq.jobs import bench, bench_results, bench_train
-from starseq.jobs.bench_train import CASES, PUBLISHED, SMALL
+from starseq.jobs import bench, bench_results
 
 STC, CTC = "starseq stc, CUDA graph", "starseq ctc, CUDA graph"
-TARGETS = Path(__file__).parents[2] / "benchmarks" / "targets.csv"
+TARGETS = Path(__file__).parents[1] / "benchmarks" / "targets.csv"
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +236,7 @@ def test_as_many_captures_as_fit(captures):
     (time,) = (row for row in rows if (row.provider, row.metric) == (STC, "time"))
     assert (time.p50, time.runs) == (7.5, 2)  # 6 and 9
     (note,) = notes
-    assert note.startswith("train-iam: captured 2 times, not 4: CUDA out of memory (test_bench_train.py, line ")
+    assert note.startswith("train-iam: captured 2 times, not 4: CUDA out of memory (test_benchmarks.py, line ")
     notes.clear()
     captures.names.clear()
     captures.alive.clear()
@@ -308,7 +310,7 @@ def test_the_first_reason_is_told():
 
     with pytest.raises(RuntimeError) as caught:
         capture()
-    assert bench_train._why(caught.value).startswith("the real one (test_bench_train.py, line ")
+    assert bench_train._why(caught.value).startswith("the real one (test_benchmarks.py, line ")
 
 
 def test_targets_of_steps(cuda):
@@ -322,22 +324,28 @@ def test_targets_of_steps(cuda):
     assert bench_results.check(bench_train.bench_train("cuda", steps=1), TARGETS) == []
 
 
-def test_command_checks_steps_and_says_what_is_missing(cuda, command, monkeypatch):
-    asked = []
-    monkeypatch.setattr(bench, "bench", lambda device, cases, **options: asked.append(list(cases)) or [])
+def test_the_program_checks_steps_and_says_what_is_missing(cuda, capsys):
     cuda.broken = {"train-words"}
-    check = ("bench", "--device", "cuda", "--check", "--targets", TARGETS, "--seconds", "0")
-    outcome = command(*check, "--train")
-    assert outcome.code == 0, outcome.err
-    assert outcome.err.count("starseq: train-words: not measured as a CUDA graph") == 1
-    assert f"| {STC} |" in outcome.out
+    check = ["train", "--device", "cuda", "--check", "--targets", str(TARGETS), "--seconds", "0"]
+    assert measure.main(check) == 0
+    said = capsys.readouterr()
+    assert said.err.count("measure.py: train-words: not measured as a CUDA graph") == 1
+    assert f"| {STC} |" in said.out
     cuda.ms["starseq stc"] = 16.0
-    outcome = command(*check, "--train", "--case", "train-iam-x4")
-    assert outcome.code == 1
-    assert outcome.err == "starseq: train-iam-x4, starseq stc: ratio 1.067 is above 1\n"
-    assert command(*check, "--train", "--case", "iam").out.count("| train-") == 3 * 6 + 2 * 3 - 2
-    assert command(*check, "--case", "train-iam").code == 0
-    assert asked == [[], ["iam"], ["train-iam"]]
+    assert measure.main([*check, "--case", "train-iam-x4"]) == 1
+    assert capsys.readouterr().err == "measure.py: train-iam-x4, starseq stc: ratio 1.067 is above 1\n"
+    assert measure.main(check) == 1
+    assert capsys.readouterr().out.count("| train-") == 3 * 6 + 2 * 3 - 2
+
+
+def test_the_program_says_mistakes_in_one_sentence(capsys, tmp_path):
+    assert measure.main(["decode"]) == 2
+    assert capsys.readouterr().err == "measure.py: decode makes its utterances from a text: give --corpora\n"
+    assert measure.main(["train", "--case", "words"]) == 2
+    assert capsys.readouterr().err.startswith("measure.py: --case: 'words' is none of train-words, ")
+    (tmp_path / "notes.csv").write_text("my notes\n")
+    assert measure.main(["train", "--save", str(tmp_path / "notes.csv")]) == 2
+    assert "notes.csv: not " in capsys.readouterr().err
 
 
 def test_a_capture_that_breaks_gives_the_device_back(monkeypatch):

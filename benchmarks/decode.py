@@ -1,4 +1,4 @@
-"""`starseq bench --decode`: reading speed on two cores, and what this package adds to flashlight-text's own time.
+"""`benchmarks/measure.py decode`: reading speed on two cores, and what this package adds to flashlight-text's own time.
 
 Utterances are made: 190 frames of 80 ms over 50,000 words and the blank, with words of real sentences planted in them. Most frames
 are blank almost surely; at a word its probability is spread over a dozen rivals, and a little of it over the neighbours.

@@ -1,4 +1,4 @@
-"""`starseq bench`, the part that measures data on this machine: seconds, and memory where it matters."""
+"""The data tools on this machine: seconds, and memory where it matters."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+import starseq
 from starseq.data.batching import BatchSampler
 from starseq.data.dataset import AudioReader, BatchLoader, LineReader, ManifestDataset, Reader
-from starseq.data.manifest import write_manifest
+from starseq.data.manifest import read_manifest, write_manifest
+from starseq.jobs.bench import Progress, _processor
+from starseq.jobs.bench_results import Measurement
 
-__all__ = ["DropBench", "ReadBench", "drop_million", "read_audio", "read_lines"]
+__all__ = ["DropBench", "ReadBench", "bench_data", "drop_million", "read_audio", "read_lines"]
 
 # The peak is read by the process itself: the kernel's figure for a child counts what its parent held before the exec.
 _RUN = """
@@ -117,3 +122,30 @@ def _read(manifest: Path, reader: Reader, rows: int, workers: int) -> ReadBench:
     assert frames > 0
     hours = float(data.sizes.sum()) / 3600 if isinstance(reader, AudioReader) else 0.0
     return ReadBench(len(data), hours, seconds, workers)
+
+
+def bench_data(corpora: Path | None, *, progress: Progress = lambda done, total: None) -> list[Measurement]:
+    """The data tools: `drop` on a million rows, and reading every manifest of a folder of corpora, on two processes."""
+    manifests = [] if corpora is None else sorted(corpora.glob("*/manifest.jsonl"))
+    shared = (f"{_processor()}, 2 processes", torch.__version__, starseq.__version__)
+
+    def row(case: str, shape: str, metric: str, unit: str, value: float) -> Measurement:
+        return Measurement(case, shape, "", "starseq", metric, unit, *(value,) * 3, 1, *shared)
+
+    progress(0, len(manifests) + 1)
+    dropped = drop_million()
+    rows = [row("drop", f"{dropped.rows} rows", "time", "s", dropped.seconds)]
+    rows.append(row("drop", f"{dropped.rows} rows", "memory", "MiB", dropped.peak_mib))
+    for done, manifest in enumerate(manifests, 1):
+        progress(done, len(manifests) + 1)
+        name = manifest.parent.name
+        if "duration" in next(read_manifest(manifest)).fields:
+            read = read_audio(manifest)
+            rows.append(
+                row(f"audio: {name}", f"{read.rows} utterances", "speed", "hours a minute", read.hours_per_minute)
+            )
+        else:
+            read = read_lines(manifest)
+            rows.append(row(f"lines: {name}", f"{read.rows} lines", "speed", "lines a second", read.rows_per_second))
+    progress(len(manifests) + 1, len(manifests) + 1)
+    return rows

@@ -1,4 +1,4 @@
-"""`starseq bench --train`: what a step of training costs with STC, with our CTC and with torch's, on the same model and data.
+"""`benchmarks/measure.py train`: what a step of training costs with STC, with our CTC and with torch's, on the same model and data.
 
 A step is forward, loss, backward and the optimiser, on a made batch, under bfloat16 autocast on CUDA. The paper reports an epoch
 with STC at 1.20 (words) and 1.25 (IAM) of CTC's.
