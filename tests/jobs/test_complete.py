@@ -214,6 +214,21 @@ def test_a_row_without_text_is_a_gap(run: Path, tmp_path: Path) -> None:
     assert (counts.left, counts.filled, counts.unmarked) == (2, 0, 2)
 
 
+def test_every_gap_that_is_left_is_listed(run: Path, tmp_path: Path) -> None:
+    manifest = rows_of(run, "many", "1*2*3*", "*9* *", gaps="marked")
+    for threshold in (0.0, 0.2, 1.0):
+        counts = call(run, manifest, tmp_path / "out.jsonl", threshold=threshold)
+        left = [json.loads(line) for line in (tmp_path / "out.left.jsonl").read_text().splitlines()]
+        silent = [
+            int(re.findall(r"nothing was read in (\d) of its gaps", one["reason"])[0])
+            for one in left
+            if "guess" not in one
+        ]
+        assert counts.left == sum("guess" in one for one in left) + sum(silent)
+        assert counts.left + counts.filled == 6
+    assert counts.filled == 0
+
+
 def test_what_is_not_sure_is_listed(run: Path, tmp_path: Path) -> None:
     """With its place, so that it can be put there by hand."""
     manifest, all_of_it = run / "data" / "partial0.json", tmp_path / "all.jsonl"

@@ -210,6 +210,18 @@ def test_spelled_words_are_as_sure_as_their_least_sure_letter() -> None:
     assert (filled.text, filled.labels, filled.taken_out) == ("the * o", [0.5], 1)
 
 
+def test_what_contradicts_a_piece_of_a_word_is_not_written() -> None:
+    """However sure the run is: it is left, with the reason."""
+    tokens = [CompletedToken(token, 0, 0, token != 2, 0.99) for token in (1, 2, 3)]
+    tokeniser = Tokeniser(Vocabulary(["the", "quick", "fox"]), "word")
+    for whole in (False, True):
+        filled = fill(known_text(tokeniser, "the bro* fox"), tokens, threshold=0.0, whole=whole)
+        assert (filled.text, filled.added, filled.labels, filled.taken_out) == ("the bro* fox", [], [], 1)
+        (left,) = filled.left
+        assert left == {"guess": "quick", "confidence": 0.99, "reason": "it does not agree with 'bro*'", "position": 7}
+        assert fill(known_text(tokeniser, "the qui* fox"), tokens, threshold=0.0, whole=whole).text == "the quick fox"
+
+
 def test_rows_that_need_no_student_to_guess(run: Path, partial: Path, tmp_path: Path) -> None:
     """Complete rows, and rows with more labels than frames, come out to the byte; what is outside of the vocabulary is kept."""
     texts = ["n\u00b0 11\\*", "1*" + "1" * 500, "e\u03011*\u00e9 2", "7*"]

@@ -19,7 +19,8 @@ from starseq.text.vocabulary import Vocabulary
 
 # Awkward ones: of several characters each in some case or form, combining, joined, of other scripts, white space of all kinds.
 ALPHABET = "abcABé*\\ \t\n\u00a0\u2009.,-'\u2019#<>ßŒœ\ufb01İ\u0131Σ\u03c3ςe\u0301\u0323\u200d\ud55c\u1112\u1161n°½日🦊"
-TEXTS = st.text(st.sampled_from(ALPHABET), max_size=14) | st.text(max_size=8).filter(
+TOGETHER = ["ab", "ss", "**", "* *", "\\*", "\u1112\u1161", "  ", "\u0391\u03a3"]
+TEXTS = st.lists(st.sampled_from([*ALPHABET, *TOGETHER]), max_size=12).map("".join) | st.text(max_size=8).filter(
     lambda text: not any("\ud800" <= character <= "\udfff" for character in text)
 )
 NORMALISERS = st.none() | st.builds(
@@ -139,6 +140,24 @@ def test_pieces_are_the_text_and_the_normalised_text(text: str, normaliser: Norm
     whole = replace(normaliser, squeeze=False)(escape(text))
     assert escape("".join(normal for _, normal in pieces)) == whole
     assert all(raw for raw, _ in pieces)
+
+
+@pytest.mark.parametrize(
+    ("normaliser", "text", "expected"),
+    [
+        (Normaliser(replace={"ss": "x"}), "assb s", [("a", "a"), ("ss", "x"), ("b", "b"), (" ", " "), ("s", "s")]),
+        (Normaliser(replace={"s s": "x"}), "as sb", [("a", "a"), ("s s", "x"), ("b", "b")]),
+        (Normaliser(), "a\u1112\u1161b", [("a", "a"), ("\u1112\u1161", "\ud558"), ("b", "b")]),
+        (Normaliser(), "e\u0301a", [("e\u0301", "\u00e9"), ("a", "a")]),
+        (
+            Normaliser(case="lower"),
+            "\u0391\u0391\u03a3",
+            [("\u0391", "\u03b1"), ("\u0391\u03a3", "\u03b1\u03c2")],
+        ),  # a final sigma
+    ],
+)
+def test_pieces_are_as_small_as_can_be(normaliser: Normaliser, text: str, expected: list[tuple[str, str]]) -> None:
+    assert normaliser.pieces(text) == expected
 
 
 LOWER = Normaliser(case="lower", keep=LETTERS, squeeze=True)

@@ -194,7 +194,7 @@ class Labeller:
         """`candidates` are transcripts, best first; none for a row in which nothing is missing."""
         emission = emissions[0]
         known = self.known(emission.row)
-        row, filled = emission.row, Filled(emission.row.text, [], [], [], 0)
+        row, filled = emission.row, Filled(unchanged(emission.row).text, [], [], [], 0)
         if not known.complete:
             winner = self._winner(emission.id, candidates)
             sure = self._confidence(emissions, winner)

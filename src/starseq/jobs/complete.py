@@ -98,6 +98,9 @@ def complete(
         places = places_of(run, emission.row)
         filled = fill(known, found.tokens, threshold=threshold, whole=True, places=places)
         left = [{"id": emission.id, **one} for one in filled.left]
+        silent = gaps_in(filled.text) - len(filled.left)
+        if silent:
+            left.append({"id": emission.id, "reason": f"nothing was read in {silent} of its gaps"})
         if known.empty:
             left.append({"id": emission.id, "reason": "it is nothing but a gap: all of its text is the run's"})
         if filled.text == emission.row.text and emission.row.marked:

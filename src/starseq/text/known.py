@@ -277,7 +277,8 @@ def known_text(tokeniser: Tokeniser, text: str, *, marked: bool = False) -> Know
         places.append(None)
         if here is not None:
             before, after = (
-                sum(any(map(str.isalnum, label.text)) for label in part) for part in (labels[since:here], labels[here:position])
+                sum(any(map(str.isalnum, label.text)) for label in part)
+                for part in (labels[since:here], labels[here:position])
             )
             if is_open_everywhere:
                 offset = _offset(tokeniser, labels, here, segments[0])
