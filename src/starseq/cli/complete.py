@@ -34,10 +34,10 @@ def complete(
     root: Root = None,
     skip_bad: SkipUnreadable = False,
 ) -> None:
-    """Fill the gaps with what a run reads there; what is known is kept to the byte.
+    """Fill the gaps, and keep what is known to the byte.
 
-    A gap that is not filled stays `*`. Every row comes out. Of all that could stand in the place of a token, or nothing,
-    a confidence of 0.5 says that the run gives this token as much as everything else together.
+    A gap that is not filled stays `*`. Every row comes out. A confidence of 0.5 says that the run gives a token as much
+    as everything else together that could stand in its place.
 
     Beside FILE, .left.jsonl lists what was read but not written, and rows without a gap; .failed.jsonl the rows that could
     not be aligned, which come out as they were: then the exit code is 1. A job that was stopped goes on where it was.
