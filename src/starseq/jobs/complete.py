@@ -72,7 +72,8 @@ def complete(
     ``STEM.left.jsonl`` beside `target` lists what was read and not written, rows without a gap and rows that are nothing but a
     gap; ``STEM.failed.jsonl`` those that cannot be aligned. A file that cannot be read raises, or with `skip_bad` is listed
     there. `lm` is an ARPA file over the run's tokens. Weights that are None are those that `starseq tune` found with the same
-    language model, or without one. A run with an error on dev above 50 % raises `DataError`, unless `force` is given. A job that was stopped goes on where it was.
+    language model, or without one. A run with an error on dev above 50 % raises `DataError`, unless `force` is given. A job that
+    was stopped goes on where it was.
     """
     run, target = runs.load(folder), Path(target)
     if not 0 <= threshold <= 1:
