@@ -122,7 +122,7 @@ def test_language_model(run: Path, tmp_path: Path) -> None:
     lm = tmp_path / "sevens.arpa"
     estimate([["7"] * n for n in (3, 4, 5, 6)], lm, order=3)
     manifest = run / "data" / "partial0.json"
-    call(run, manifest, tmp_path / "out.jsonl", lm=lm, alpha=5.0, beta=20.0)
+    call(run, manifest, tmp_path / "out.jsonl", lm=lm, alpha=5.0, beta=5.0)
     added = "".join(one["text"] for row in read_manifest(tmp_path / "out.jsonl") for one in row["added"])
     assert added
     assert set(added) == {"7"}

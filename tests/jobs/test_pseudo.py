@@ -142,7 +142,7 @@ def test_confident_takes_out_what_is_not_sure(run: Path, partial: Path, tmp_path
     checked = 0
     for one in emitted:
         text = full[one.id].text
-        judged = Judge(one.log_probs, merge_repeats=False)([int(digit) + 1 for digit in text]).confidence
+        judged = Judge(one.log_probs, merge_repeats=True)([int(digit) + 1 for digit in text]).confidence
         at = {
             position
             for add in full[one.id]["added"]
@@ -438,7 +438,7 @@ def test_language_models(run: Path, partial: Path, tmp_path: Path, sevens: Path)
     manifest = teacher / "data" / "partial.jsonl"
     with pytest.raises(DataError, match="the weights of beam are not tuned"):
         label(teacher, manifest, tmp_path / "out.jsonl", lm=sevens)
-    weights = {"lm": str(sevens), "alpha": 5.0, "beta": 20.0}
+    weights = {"lm": str(sevens), "alpha": 5.0, "beta": 5.0}
     (teacher / "tuned.json").write_text(
         json.dumps({"beam": weights, "alone": weights | {"lm": None, "beta": 0.0, "rescore": weights}})
     )
@@ -451,7 +451,7 @@ def test_language_models(run: Path, partial: Path, tmp_path: Path, sevens: Path)
 
     share, source = shares("keep-known", "completion", lm=sevens)
     assert share == 1
-    assert (source["method"], source["alpha"], source["beta"]) == ("completion", 5.0, 20.0)
+    assert (source["method"], source["alpha"], source["beta"]) == ("completion", 5.0, 5.0)
     assert source["lm"].startswith("sevens.arpa ")
     share, source = shares("plain", "beam", lm=sevens)
     assert (share, source["method"]) == (1, "beam")
