@@ -16,9 +16,14 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.brute_force import letters
+from tests.text.test_known import TEXTS, check_kept, tokenisers
 
 from starseq.decode.complete import Completion, complete, complete_together
 from starseq.decode.ngram_automaton import NGramAutomaton
+from starseq.jobs._fill import fill
+from starseq.text.gaps import has_gap, split_gaps
+from starseq.text.known import known_text
+from starseq.text.tokeniser import Tokeniser
 
 UNLIMITED: dict[str, Any] = {"beam": 10**6, "beam_threshold": math.inf, "tokens_per_frame": 10**6}
 
@@ -411,3 +416,42 @@ def test_bad_language_models(tmp_path: Path, lm: NGramAutomaton) -> None:
 def test_no_frames() -> None:
     (nothing,) = complete(torch.zeros(0, 4))
     assert nothing == Completion((), 0.0, 0.0, 0.0)
+
+
+@given(
+    TEXTS,
+    st.booleans(),
+    tokenisers(),
+    st.integers(0, 2**16),
+    st.booleans(),
+    st.sampled_from([0.0, 0.3, 1.0]),
+    st.booleans(),
+)
+def test_a_text_is_kept_by_a_model_that_reads_anything(
+    text: str, marked: bool, tokeniser: Tokeniser, seed: int, merge: bool, threshold: float, whole: bool
+) -> None:
+    """Any text, any vocabulary, any normaliser: every character goes out, in order, to the byte outside of gaps."""
+    known = known_text(tokeniser, text, marked=marked)
+    frames, random = 2 * len(known.labels) + 6, torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(frames, len(tokeniser.vocabulary), generator=random)
+    (found,) = complete(logits, known.labels, known.open, merge_repeats=merge, beam=4)
+    filled = fill(known, found.tokens, threshold=threshold, whole=whole)
+    before, after = split_gaps(text), split_gaps(filled.text)
+    if known.complete:
+        assert filled.text == (text or "*")  # a row without any text is a gap
+    elif has_gap(text):
+        # Marks with nothing between them are one gap; all other text stands as it is, and marks or fillings between.
+        pattern = ".*".join(re.escape(segment) for segment in before)
+        assert re.fullmatch(pattern, "*".join(after), re.DOTALL)
+        if not filled.added:
+            assert filled.text == text
+    else:
+        rest = iter("".join(after))
+        assert all(character in rest for character in before[0])
+    if threshold == 1.0 and whole:
+        assert all(one["confidence"] == 1.0 for one in filled.added)
+    items = {
+        reading.gap: [None if reading.problem else unit.text for unit in reading.units]
+        for reading in known.readings(found.labels, [token.known for token in found.tokens])
+    }
+    check_kept(text, known, items, tokeniser.unit)

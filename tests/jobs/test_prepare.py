@@ -55,6 +55,18 @@ def test_every_corpus_is_a_sub_verb(starseq):
     assert "--no-skip-bad" not in help
 
 
+def test_rows_that_say_nothing_of_gaps_are_counted(tmp_path, starseq):
+    folder = clips(tmp_path / "src")
+    (folder / "c00001.txt").write_text("HE * LLO")
+    _, printed, _ = starseq("folder", folder, folder, "--dev", "0", "--test", "0")
+    sentence = "gaps: 2 rows say nothing of gaps, so text may be missing anywhere in them;"
+    assert sentence in printed
+    for name in range(3):
+        (folder / f"c{name:05d}.txt").write_text("HE * LLO")
+    _, printed, _ = starseq("folder", folder, folder, "--dev", "0", "--test", "0")
+    assert "say nothing of gaps" not in printed
+
+
 def test_prepare_then_features(tmp_path, starseq):
     code, printed, error = starseq("folder", clips(tmp_path / "src"), tmp_path / "src", "--dev", "0", "--test", "0")
     assert code == 0, error

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,10 +26,12 @@ from starseq.data.drop import Dropper, FixedDrop
 from starseq.data.errors import DataError
 from starseq.data.files import hash_of
 from starseq.data.manifest import Row, read_bytes, read_manifest, write_manifest
+from starseq.decode.complete import CompletedToken
+from starseq.decode.confidence import Judge
 from starseq.decode.greedy import greedy
-from starseq.decode.nbest import Hypothesis
 from starseq.jobs import _label, _stream
 from starseq.jobs import pseudo as job
+from starseq.jobs._fill import fill
 from starseq.jobs._stream import Shard
 from starseq.jobs.drop import drop
 from starseq.jobs.evaluate import evaluate
@@ -36,6 +39,7 @@ from starseq.jobs.train import train
 from starseq.lm.estimate import estimate
 from starseq.runs.folder import save_model
 from starseq.text.gaps import has_gap, parse, render
+from starseq.text.known import known_text
 from starseq.text.normalise import Normaliser
 from starseq.text.tokeniser import Tokeniser
 from starseq.text.vocabulary import Vocabulary
@@ -61,13 +65,19 @@ def partial(run: Path) -> Path:
 
 
 def label(run: Path, manifest: Path, target: Path, kind: Any = "keep-known", **settings: Any) -> job.Summary:
-    return job.pseudo(run, manifest, target, kind=kind, **{"device": "cpu", "workers": 0, **settings})
+    return job.pseudo(run, manifest, target, kind=kind, **{"device": "cpu", "workers": 0, "force": True, **settings})
 
 
 def contains(text: str, row: Row) -> bool:
     """Whether the labels of a row can be found in a text, in order."""
     left = iter(text)
     return all(label in left for label in row.partial("char").labels)
+
+
+def added(row: Row) -> list[str]:
+    """Characters that a run added, each where it says."""
+    assert all(row.text[one["position"] :].startswith(one["text"]) for one in row["added"])
+    return [character for one in row["added"] for character in one["text"] if character != "*"]
 
 
 @pytest.mark.parametrize("kind", job.KINDS)
@@ -81,7 +91,8 @@ def test_in_is_out_and_failed(run: Path, partial: Path, tmp_path: Path, kind: jo
     training = [row for row in before if row["split"] == "train"]
     assert seen[-1] == (len(training), len(training))
     assert (summary.rows, summary.failed, summary.other) == (len(training), len(failed), len(before) - len(training))
-    assert list(after) == [row.id for row in before if row.id not in {one["id"] for one in failed}]
+    lost = {one["id"] for one in failed} if kind == "plain" else set()
+    assert list(after) == [row.id for row in before if row.id not in lost]
     loaded = runs.load(run)
     emitted = {one.id: one for one in runs.emissions(loaded, partial, split="train", budget=1.0)}
     assert summary.done
@@ -95,23 +106,20 @@ def test_in_is_out_and_failed(run: Path, partial: Path, tmp_path: Path, kind: jo
             continue
         labels = new.partial("char").labels
         assert (new["text_partial"], new["gaps"], new["text_full"]) == (old.text, "marked", old["text_full"])
-        assert len(new["token_confidence"]) == len(labels)
-        added = [share for share in new["token_confidence"] if share is not None]
-        mean = math.exp(sum(map(math.log, added)) / len(added)) if added else 1.0
-        assert new["confidence"] == pytest.approx(mean, abs=1e-3)
+        assert 0 < new["confidence"] <= 1
+        if len(added(new)) == 1:
+            assert new["confidence"] == new["added"][0]["confidence"]
         assert {"run", "model", "kind", "method", "starseq"} <= set(new["source"])
         assert (new["source"]["run"], new["source"]["kind"]) == ("teacher", kind)
         if kind == "plain":
             frames = emitted[old.id].log_probs
             (tokens,) = greedy(frames[None], torch.tensor([len(frames)]), merge_repeats=True)
             assert new.text == loaded.tokeniser.decode(tokens)
-            assert None not in new["token_confidence"]
+            assert added(new) == list(new.text)
         else:
             assert contains("".join(labels), old)
-            assert new["token_confidence"].count(None) == len(old.partial("char").labels)
-        if kind == "confident":
-            assert all(share >= 0.15 for share in added)
-        else:
+            assert len(labels) == len(old.partial("char").labels) + len(added(new))
+        if kind != "confident":
             assert not any(new.partial("char").open)
     if kind == "confident":
         assert summary.tally.labels["taken_out"] > 0
@@ -126,18 +134,26 @@ def test_in_is_out_and_failed(run: Path, partial: Path, tmp_path: Path, kind: jo
 
 def test_confident_takes_out_what_is_not_sure(run: Path, partial: Path, tmp_path: Path) -> None:
     """It is keep-known, less the added labels below the threshold; every run of them is one gap, and no other gap is open."""
+    threshold = 0.12
     label(run, partial, tmp_path / "full.jsonl")
-    label(run, partial, tmp_path / "sure.jsonl", "confident", threshold=0.12)
-    sure = {row.id: row for row in read_manifest(tmp_path / "sure.jsonl")}
+    label(run, partial, tmp_path / "sure.jsonl", "confident", threshold=threshold)
+    full, sure = ({row.id: row for row in read_manifest(tmp_path / name)} for name in ("full.jsonl", "sure.jsonl"))
+    emitted = runs.emissions(runs.load(run), partial, split="train")
     checked = 0
-    for row in read_manifest(tmp_path / "full.jsonl"):
-        if row["split"] != "train":
-            continue
-        kept = [share is None or share >= 0.12 for share in row["token_confidence"]]
-        expected = "".join(character if keep else "*" for character, keep in zip(row.text, kept, strict=True))
-        while "**" in expected:
-            expected = expected.replace("**", "*")
-        assert sure[row.id].text == expected
+    for one in emitted:
+        text = full[one.id].text
+        judged = Judge(one.log_probs, merge_repeats=True)([int(digit) + 1 for digit in text]).confidence
+        at = {
+            position
+            for add in full[one.id]["added"]
+            for position in range(add["position"], add["position"] + len(add["text"]))
+        }
+        kept = [place not in at or share >= threshold for place, share in enumerate(judged)]
+        expected = "".join(character if keep else "*" for character, keep in zip(text, kept, strict=True))
+        assert sure[one.id].text == re.sub(r"\*+", "*", expected)
+        shares = [share for place, share in enumerate(judged) if place in at and share >= threshold]
+        mean = math.exp(sum(map(math.log, shares)) / len(shares)) if shares else 1.0
+        assert sure[one.id]["confidence"] == pytest.approx(mean, abs=1e-3)
         checked += "*" in expected
     assert checked
 
@@ -171,7 +187,6 @@ def test_words_of_a_teacher_are_letters_of_a_student(tmp_path: Path) -> None:
         if row["split"] != "train":
             continue
         words = row.partial("word")
-        assert len(words.labels) == len(row["token_confidence"])
         assert render(words.labels, "word", words.open) == row.text  # marks stand alone: no word is cut
         encoded = letters.encode(row.text, marked=True)
         read = "".join(
@@ -187,10 +202,50 @@ def test_words_of_a_teacher_are_letters_of_a_student(tmp_path: Path) -> None:
 
 def test_spelled_words_are_as_sure_as_their_least_sure_letter() -> None:
     tokeniser = Tokeniser(Vocabulary(["the", "o", "##o", "x", "##x"]), "word", unknown="letters")
-    winner = _label.Candidate(Hypothesis("the ox o", (1, 2, 5, 2), 0.0, 0.0, 4), (False, True, False, True))
-    assert _label.labels_of(tokeniser, winner, (0.5, 1.0, 0.25, 1.0)) == [
-        ("the", False, 0.5), ("ox", False, 0.25), ("o", True, 1.0)
-    ]  # fmt: skip
+    tokens = [
+        CompletedToken(token, 0, 0, known, share)
+        for token, known, share in [(1, False, 0.5), (2, False, 1.0), (5, False, 0.25), (2, True, 1.0)]
+    ]
+    filled = fill(known_text(tokeniser, "o"), tokens, threshold=0.3, whole=False)
+    assert (filled.text, filled.labels, filled.taken_out) == ("the * o", [0.5], 1)
+
+
+def test_what_contradicts_a_piece_of_a_word_is_not_written() -> None:
+    """However sure the run is: it is left, with the reason."""
+    tokens = [CompletedToken(token, 0, 0, token != 2, 0.99) for token in (1, 2, 3)]
+    tokeniser = Tokeniser(Vocabulary(["the", "quick", "fox"]), "word")
+    for whole in (False, True):
+        filled = fill(known_text(tokeniser, "the bro* fox"), tokens, threshold=0.0, whole=whole)
+        assert (filled.text, filled.added, filled.labels, filled.taken_out) == ("the bro* fox", [], [], 1)
+        (left,) = filled.left
+        assert left == {"guess": "quick", "confidence": 0.99, "reason": "it does not agree with 'bro*'", "position": 7}
+        assert fill(known_text(tokeniser, "the qui* fox"), tokens, threshold=0.0, whole=whole).text == "the quick fox"
+
+
+def test_rows_that_need_no_student_to_guess(run: Path, partial: Path, tmp_path: Path) -> None:
+    """Complete rows, and rows with more labels than frames, come out to the byte; what is outside of the vocabulary is kept."""
+    texts = ["n\u00b0 11\\*", "1*" + "1" * 500, "e\u03011*\u00e9 2", "7*"]
+    rows = [row.fields for row in read_manifest(partial) if row["split"] == "train"][: len(texts)]
+    manifest = partial.with_name("strange.jsonl")
+    write_manifest(manifest, [{**row, "text": text, "gaps": "marked"} for row, text in zip(rows, texts, strict=True)])
+    summary = label(run, manifest, tmp_path / "out.jsonl", lm=None)
+    after = list(read_manifest(tmp_path / "out.jsonl"))
+    assert [row.text for row in after[:2]] == texts[:2]
+    assert (after[0]["confidence"], after[0]["added"]) == (1.0, [])
+    assert "source" not in after[1].fields
+    assert (summary.done, summary.failed, summary.tally.gaps["filled"]) == (
+        3,
+        1,
+        sum("added" in row.fields and bool(row["added"]) for row in after),
+    )
+    for text, row in zip(texts[2:], after[2:], strict=True):
+        assert re.fullmatch(".*".join(map(re.escape, text.split("*"))), row.text)
+    assert summary.tally.labels["outside_vocabulary"] == 7  # an accent that stands alone is joined first
+    (failed,) = (json.loads(line) for line in (tmp_path / "out.failed.jsonl").read_text().splitlines())
+    assert failed["reason"].endswith("smaller model.stride has more frames")
+    with pytest.raises(DataError, match="reads next to nothing"):
+        label(run, manifest, tmp_path / "out.jsonl", force=False)
+    label(run, manifest, tmp_path / "plain.jsonl", "plain", force=False)
 
 
 def read_all(folder: Path) -> dict[str, bytes]:
@@ -220,7 +275,7 @@ def test_shards_are_the_whole_to_the_byte(
     assert done[-1] == (whole.rows, whole.rows)
     assert whole.failed >= (kind != "plain")
     sizes = [len((tmp_path / "parts" / f"out.{i}-of-3.jsonl").read_text().splitlines()) for i in (1, 2, 3)]
-    assert sum(sizes) == whole.done
+    assert sum(sizes) == whole.out
     if block == 1 and not whole.failed:  # every third row
         assert max(sizes) - min(sizes) <= 1
 
@@ -262,14 +317,14 @@ import os, signal, sys
 from starseq.jobs import _label, _stream
 from starseq.jobs import pseudo as job
 _stream._FEWEST_BLOCKS = 3
-real, count = _label.labels_of, []
+real, count = _label.Labeller._winner, []
 def dies(*arguments):
     count.append(0)
     if len(count) == 6:
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*arguments)
-_label.labels_of = dies
-job.pseudo(sys.argv[1], sys.argv[2], sys.argv[3], kind="confident", threshold=0.15, device="cpu", workers=2)
+_label.Labeller._winner = dies
+job.pseudo(sys.argv[1], sys.argv[2], sys.argv[3], kind="confident", threshold=0.15, device="cpu", workers=2, force=True)
 """
 
 
@@ -289,8 +344,8 @@ def test_a_killed_job_goes_on(run: Path, partial: Path, tmp_path: Path, monkeypa
     hidden.write_bytes(b"".join([*lines, lines[0], b'{"done": {"row"']))  # as if in the middle of a write
     assert not target.exists()
     worked: list[int] = []
-    real = _label.labels_of
-    monkeypatch.setattr(_label, "labels_of", lambda *arguments: (worked.append(0), real(*arguments))[1])
+    real = _label.Labeller._winner
+    monkeypatch.setattr(_label.Labeller, "_winner", lambda *arguments: (worked.append(0), real(*arguments))[1])
     summary = label(run, partial, target, **settings)
     assert len(worked) == summary.rows - 3
     assert read_all(target.parent) == read_all(tmp_path / "whole")
@@ -299,7 +354,7 @@ def test_a_killed_job_goes_on(run: Path, partial: Path, tmp_path: Path, monkeypa
 
 def stop_at(row: int, patch: pytest.MonkeyPatch) -> None:
     """As if somebody stopped the job when so many rows are under way."""
-    real, begun = _label.labels_of, list[int]()
+    real, begun = _label.Labeller._winner, list[int]()
 
     def stops(*arguments: Any) -> Any:
         begun.append(0)
@@ -307,7 +362,7 @@ def stop_at(row: int, patch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
         return real(*arguments)
 
-    patch.setattr(_label, "labels_of", stops)
+    patch.setattr(_label.Labeller, "_winner", stops)
 
 
 def test_other_settings_begin_anew(run: Path, partial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,6 +391,7 @@ def test_bad_files(run: Path, partial: Path, tmp_path: Path, monkeypatch: pytest
     assert (summary.failed, failed["id"]) == (1, rows[4]["id"])
     label(run, good, tmp_path / "good.jsonl")
     texts = [[row.text for row in read_manifest(tmp_path / name)] for name in ("out.jsonl", "good.jsonl")]
+    assert texts[0].pop(4) == rows[4]["text"]  # what was known of it is there
     assert texts[0] == texts[1]
 
 
@@ -382,25 +438,20 @@ def test_language_models(run: Path, partial: Path, tmp_path: Path, sevens: Path)
     manifest = teacher / "data" / "partial.jsonl"
     with pytest.raises(DataError, match="the weights of beam are not tuned"):
         label(teacher, manifest, tmp_path / "out.jsonl", lm=sevens)
-    weights = {"lm": str(sevens), "alpha": 50.0, "beta": 20.0}
+    weights = {"lm": str(sevens), "alpha": 5.0, "beta": 5.0}
     (teacher / "tuned.json").write_text(
-        json.dumps({"beam": weights, "alone": weights | {"lm": None, "beta": 0.0, "rescore": weights | {"alpha": 5.0}}})
+        json.dumps({"beam": weights, "alone": weights | {"lm": None, "beta": 0.0, "rescore": weights}})
     )
 
     def shares(kind: job.Kind, name: str, **settings: Any) -> tuple[float, dict[str, Any]]:
         label(teacher, manifest, tmp_path / f"{name}.jsonl", kind, splits=["train"], **settings)
         rows = [row for row in read_manifest(tmp_path / f"{name}.jsonl") if row["split"] == "train"]
-        added = [
-            character
-            for row in rows
-            for character, share in zip(row.text, row["token_confidence"], strict=True)
-            if share is not None
-        ]
-        return added.count("7") / len(added), rows[0]["source"]
+        new = [character for row in rows for character in added(row)]
+        return new.count("7") / len(new), rows[0]["source"]
 
     share, source = shares("keep-known", "completion", lm=sevens)
     assert share == 1
-    assert (source["method"], source["alpha"], source["beta"]) == ("completion", 50.0, 20.0)
+    assert (source["method"], source["alpha"], source["beta"]) == ("completion", 5.0, 5.0)
     assert source["lm"].startswith("sevens.arpa ")
     share, source = shares("plain", "beam", lm=sevens)
     assert (share, source["method"]) == (1, "beam")
@@ -429,7 +480,9 @@ def test_several_runs(run: Path, partial: Path, tmp_path: Path, kind: job.Kind) 
         return [row for row in read_manifest(path) if row["split"] == "train"]
 
     assert [row.text for row in rows(both)] == [row.text for row in rows(turned)]
-    assert [row["token_confidence"] for row in rows(both)] == [row["token_confidence"] for row in rows(turned)]
+    assert [[one["confidence"] for one in row["added"]] for row in rows(both)] == [
+        [one["confidence"] for one in row["added"]] for row in rows(turned)
+    ]
     assert [row.text for row in rows(both)] != [row.text for row in rows(alone)]
     source = rows(both)[0]["source"]
     assert (source["run"], [origin["run"] for origin in source["also"]]) == ("teacher", ["other"])
@@ -457,8 +510,8 @@ def test_several_runs_of_other_frames_stopped_and_rescored(
             stop_at(8, patch)
             with pytest.raises(KeyboardInterrupt):
                 label(run, partial, tmp_path / "parts" / "out.jsonl", also=also, beam=20)
-    real, worked = _label.labels_of, list[int]()
-    monkeypatch.setattr(_label, "labels_of", lambda *arguments: (worked.append(0), real(*arguments))[1])
+    real, worked = _label.Labeller._winner, list[int]()
+    monkeypatch.setattr(_label.Labeller, "_winner", lambda *arguments: (worked.append(0), real(*arguments))[1])
     summary = label(run, partial, tmp_path / "parts" / "out.jsonl", also=[other], beam=20)
     assert 0 < len(worked) < summary.rows
     assert read_all(tmp_path / "parts") == read_all(tmp_path / "whole")
@@ -544,7 +597,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Callable[..., tuple
 
 def test_the_command(run: Path, partial: Path, tmp_path: Path, command: Any, sevens: Path) -> None:
     target = tmp_path / "out.jsonl"
-    options = (run, partial, "--device", "cpu", "--workers", 0, "--kind", "confident", "--threshold", 0.15)
+    options = (run, partial, "--device", "cpu", "--workers", 0, "--kind", "confident", "--threshold", 0.15, "--force")
     for part in ("1/2", "2/2"):
         code, printed, _ = command(*options, "-o", target, "--shard", part)
         assert (code, "rows labelled" in printed) == (0, True)

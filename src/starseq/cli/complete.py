@@ -7,14 +7,17 @@ from typing import Annotated
 
 import typer
 
-from starseq.cli._app import Device, Root, RunFolder, SkipUnreadable, app, echo_outside, progress_bar
+from starseq.cli._app import Device, Root, RunFolder, SkipUnreadable, app, progress_bar
 
 
 @app.command()
 def complete(
     run: RunFolder,
-    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Rows with partial labels.")],
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Rows with gaps.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Manifest to write.")],
+    threshold: Annotated[
+        float, typer.Option(help="Write a filling only if its least sure token has at least this confidence.")
+    ] = 0.5,
     split: Annotated[str | None, typer.Option(help="Only the rows of this split.")] = None,
     lm: Annotated[Path | None, typer.Option(help="n-gram language model over the run's tokens, ARPA or .gz.")] = None,
     alpha: Annotated[
@@ -23,30 +26,37 @@ def complete(
     beta: Annotated[
         float | None, typer.Option(help="Added for every token.", show_default="what `starseq tune` found, else 0")
     ] = None,
-    beam: Annotated[int, typer.Option(help="Prefixes that are kept after each frame.")] = 100,
-    beam_threshold: Annotated[float, typer.Option(help="Drop prefixes that are worse than the best by more.")] = 25.0,
-    beam_tokens: Annotated[int, typer.Option(help="The likeliest tokens of each frame extend prefixes.")] = 50,
-    nbest: Annotated[int, typer.Option(help="Write so many transcripts of each row, in the field hyps.")] = 1,
+    beam: Annotated[int, typer.Option(help="Prefixes that the search keeps after each frame.")] = 100,
+    force: Annotated[
+        bool, typer.Option("--force", help="Fill gaps with a run whose error on dev is above 50 %.")
+    ] = False,
     device: Device = "auto",
     root: Root = None,
     skip_bad: SkipUnreadable = False,
 ) -> None:
-    """Fill the holes: the best text with the known labels.
+    """Fill the gaps, and keep what is known to the byte.
 
-    The best full transcript that contains them. Closed gaps stay closed. Each token that was added has a place and a
-    confidence. Rows without any completion are listed in STEM.failed.jsonl; then the exit code is 1. A job that was
-    stopped goes on where it was.
+    A gap that is not filled stays `*`. Every row comes out. A confidence of 0.5 says that the run gives a token as much
+    as everything else together that could stand in its place.
+
+    Beside FILE, .left.jsonl lists what was read but not written, and rows without a gap; .failed.jsonl the rows that could
+    not be aligned, which come out as they were: then the exit code is 1. A job that was stopped goes on where it was.
     """
+    from starseq.data.manifest import OPEN_EVERYWHERE
     from starseq.jobs import complete as job
 
     with progress_bar("Completing") as progress:
         counts = job.complete(
-            run, manifest, out, split=split, lm=lm, alpha=alpha, beta=beta, beam=beam, beam_threshold=beam_threshold,
-            tokens_per_frame=beam_tokens, nbest=nbest, device=device, root=root, skip_bad=skip_bad,
-            progress=progress,
+            run, manifest, out, threshold=threshold, split=split, lm=lm, alpha=alpha, beta=beta, beam=beam,
+            force=force, device=device, root=root, skip_bad=skip_bad, progress=progress,
         )  # fmt: skip
-    typer.echo(f"{out}: {counts.done:,} of {counts.rows:,} rows completed")
-    echo_outside(counts)
+    typer.echo(
+        f"{out}: {counts.rows:,} rows; {counts.filled:,} gaps filled, {counts.left:,} gaps left, "
+        f"{counts.untouched:,} rows untouched, {counts.failed:,} rows failed"
+    )
+    typer.echo(f"{out.with_name(out.stem + '.left.jsonl')}: what was left as it was, and why")
+    if counts.unmarked:
+        typer.echo(f"starseq: {counts.unmarked:,} rows {OPEN_EVERYWHERE}", err=True)
     if counts.failed:
         failed = out.with_name(f"{out.stem}.failed.jsonl")
         typer.echo(f"starseq: {counts.failed:,} rows failed, see {failed}", err=True)

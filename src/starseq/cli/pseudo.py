@@ -14,7 +14,6 @@ from starseq.cli._app import (
     Device,
     Rescore,
     RescoreAlpha,
-    RescoreUnit,
     Root,
     RunFolder,
     SkipUnreadable,
@@ -62,7 +61,6 @@ def pseudo(
     beta: Beta = None,
     rescore_alpha: RescoreAlpha = None,
     rescore_beta: Beta = None,
-    rescore_unit: RescoreUnit = "char",
     beam: Annotated[
         int | None,
         typer.Option(
@@ -70,6 +68,9 @@ def pseudo(
         ),
     ] = None,
     beam_tokens: BeamTokens = 50,
+    force: Annotated[
+        bool, typer.Option("--force", help="Keep known labels with a run whose error on dev is above 50 %.")
+    ] = False,
     workers: Workers = 2,
     skip_bad: SkipUnreadable = False,
     shard: Annotated[
@@ -81,13 +82,14 @@ def pseudo(
 ) -> None:
     """Label a manifest with a trained run, for a student.
 
-    plain: reads as if no label was known: greedily, or with --lm, --lexicon or --beam by beam search. keep-known: the
-    best transcript that contains the known labels. confident: the same, and labels that were added with a confidence
-    below --threshold become gaps again, for a student that trains with STC. Both may be what several runs agree on,
-    with --also. --rescore reorders the n best of any search.
+    plain: reads as if no label was known: greedily, or with --lm, --lexicon or --beam by beam search. keep-known: what is
+    known stays to the byte, and the gaps are filled. confident: the same, but labels with a confidence below --threshold
+    are left out, for a student that trains with STC. Both may be what several runs agree on, with --also. --rescore
+    reorders the n best of any search.
 
     Rows of other splits are copied, so that FILE can be trained on as it is. Beside it, .summary.json counts, and
-    .failed.jsonl lists the rows in which nothing was read. A job that was stopped goes on where it was.
+    .failed.jsonl lists the rows that could not be aligned, which come out as they were, and with plain those in which
+    nothing was read. A job that was stopped goes on where it was.
     """
     from starseq.jobs import pseudo as job
     from starseq.jobs._stream import Shard
@@ -98,8 +100,9 @@ def pseudo(
         summary = job.pseudo(
             run, manifest, out, kind=kind, also=also or (), splits=split or (),
             threshold=job.THRESHOLD if threshold is None else threshold, lm=lm, lexicon=lexicon, rescore=rescore, alpha=alpha,
-            beta=beta, rescore_alpha=rescore_alpha, rescore_beta=rescore_beta, rescore_unit=rescore_unit, beam=beam,
-            beam_tokens=beam_tokens, workers=workers, device=device, root=root, skip_bad=skip_bad,
+            beta=beta, rescore_alpha=rescore_alpha, rescore_beta=rescore_beta, beam=beam,
+            beam_tokens=beam_tokens, force=force,
+            workers=workers, device=device, root=root, skip_bad=skip_bad,
             shard=None if shard is None else Shard.parse(shard), merge=merge, progress=progress,
         )  # fmt: skip
     typer.echo(summary.report())

@@ -17,6 +17,7 @@ from typing import Any
 from starseq.data.errors import DataError
 from starseq.data.files import atomic_writer, write_text
 from starseq.data.manifest import (
+    OPEN_EVERYWHERE,
     BadRow,
     BadRowWriter,
     ManifestError,
@@ -65,6 +66,8 @@ class Report:
     bad: int = 0
     rates: Counter[int] = field(default_factory=Counter)
     """rows by the sampling rate of their audio"""
+    unmarked: int = 0
+    """rows that say nothing of gaps"""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -105,6 +108,8 @@ class Report:
         lines += [f"  left out: {count:,} x {reason}" for reason, count in sorted(self.left_out.items())]
         if self.bad:
             lines.append(f"  bad: {self.bad:,} rows, see {self.manifest.parent / 'bad.jsonl'}")
+        if self.unmarked:
+            lines.append(f"  gaps: {self.unmarked:,} rows {OPEN_EVERYWHERE}")
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
 
@@ -142,6 +147,7 @@ class Builder:
         text = "".join(split_gaps(fields["text"]))
         self.report.splits.setdefault(fields.get("split", ""), Tally()).add(fields, text)
         self.report.charset.update(text)
+        self.report.unmarked += not Row(fields).marked
         if "sampling_rate" in fields:
             self.report.rates[int(fields["sampling_rate"])] += 1
 

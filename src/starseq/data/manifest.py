@@ -24,6 +24,7 @@ from starseq.data.files import atomic_writer, resolve_inside
 from starseq.text.gaps import Partial, Unit, has_gap, parse
 
 __all__ = [
+    "OPEN_EVERYWHERE",
     "BadRow",
     "BadRowWriter",
     "IdSet",
@@ -45,6 +46,12 @@ __all__ = [
 
 Progress = Callable[[int, "int | None"], None]
 """``progress(done, total)``; readers of a manifest count bytes, because the number of rows is known only at the end."""
+
+OPEN_EVERYWHERE = (
+    "say nothing of gaps, so text may be missing anywhere in them; where that is wrong, write * for each gap, "
+    'or give the row "gaps": "marked"'
+)
+"""what a user is told of such rows; begins with their number"""
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False).encode
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

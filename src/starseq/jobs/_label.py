@@ -13,23 +13,25 @@ import torch
 from numpy.typing import NDArray
 
 from starseq import runs
-from starseq.data.drop import drop_labels
 from starseq.data.files import hash_of
+from starseq.data.manifest import Row
 from starseq.decode.beam import Beam, BeamSearch
-from starseq.decode.complete import check_search, complete, complete_together
+from starseq.decode.complete import CompletedToken, check_search, complete, complete_together
 from starseq.decode.confidence import Judge
 from starseq.decode.greedy import greedy
 from starseq.decode.nbest import Hypothesis, NBest, best
 from starseq.decode.ngram_automaton import NGramAutomaton
 from starseq.decode.rescore import rescore as rescored
-from starseq.jobs._stream import outside_vocabulary
+from starseq.jobs._fill import Filled, fill, gaps_in, unchanged
+from starseq.jobs._stream import Record
 from starseq.jobs.decode import BeamReader, scorer_of, search_of
 from starseq.jobs.evaluate import Scores
 from starseq.lm import Scorer
-from starseq.text.gaps import Partial, Unit, escape, has_gap, parse, render
+from starseq.text.gaps import Unit, has_gap, parse
+from starseq.text.known import Known, known_text
 from starseq.text.tokeniser import Tokeniser
 
-__all__ = ["KINDS", "Candidate", "Kind", "Label", "Labeller", "Method", "labels_of", "method_of", "scorer_for"]
+__all__ = ["KINDS", "Candidate", "Kind", "Labeller", "Method", "method_of", "scorer_for"]
 
 Kind = Literal["plain", "keep-known", "confident"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -180,37 +182,49 @@ class Labeller:
     def run(self) -> runs.Run:
         return self.several[0]
 
-    def __call__(self, emissions: Sequence[runs.Emission], candidates: Sequence[Candidate]) -> dict[str, Any]:
+    def known(self, row: Row) -> Known:
+        """What is known of a row: nothing, if it is to be read as if it had no text."""
+        return (
+            known_text(self.run.tokeniser, "")
+            if self.kind == "plain"
+            else known_text(self.run.tokeniser, row.text, marked=row.marked)
+        )
+
+    def __call__(self, emissions: Sequence[runs.Emission], candidates: Sequence[Candidate]) -> Record:
+        """`candidates` are transcripts, best first; none for a row in which nothing is missing."""
         emission = emissions[0]
-        winner = self._winner(emission.id, candidates)
-        unit = self.run.tokeniser.unit
-        sure = self._confidence(emissions, winner)
-        labels = labels_of(self.run.tokeniser, winner, sure)
-        kept = [label.known or self.kind != "confident" or label.confidence >= self.threshold for label in labels]
-        text = escape(winner.hyp.text)
-        if not all(kept):
-            closed = Partial(tuple(label.text for label in labels), (False,) * (len(labels) + 1))
-            left = drop_labels(closed, kept)
-            text = render(left.labels, unit, left.open)
-        labels = [label for label, is_kept in zip(labels, kept, strict=True) if is_kept]
-        if not labels:
-            raise ValueError(
-                "nothing was read" if all(kept) else f"nothing was read with confidence {self.threshold:g}"
-            )
-        added = [label.confidence for label in labels if not label.known]
-        outside = [] if self.kind == "plain" else outside_vocabulary(self.run.tokeniser, emission.row)
-        row = emission.row.replace(
-            text=text, gaps="marked", text_partial=emission.row.text, confidence=round(_mean(added), 4),
-            token_confidence=[None if label.known else round(label.confidence, 4) for label in labels],
-            source=self.source,
+        known = self.known(emission.row)
+        row, filled = emission.row, Filled(unchanged(emission.row).text, [], [], [], 0)
+        if not known.complete:
+            winner = self._winner(emission.id, candidates)
+            sure = self._confidence(emissions, winner)
+            tokens = [
+                CompletedToken(token, 0, 0, is_known, share)
+                for token, is_known, share in zip(winner.hyp.tokens, winner.known, sure, strict=True)
+            ]
+            threshold = self.threshold if self.kind == "confident" else 0.0
+            filled = fill(known, tokens, threshold=threshold, whole=False)
+        if self.kind == "plain" and not filled.added:
+            raise ValueError("nothing was read")
+        row = row.replace(
+            text=filled.text, gaps="marked", text_partial=row.text, confidence=round(_mean(filled.labels), 4),
+            added=filled.added, source=self.source,
         )  # fmt: skip
         return {
             "row": row.fields,
             "labels": {
-                "known": len(labels) - len(added), "added": len(added), "taken_out": len(kept) - len(labels),
-                "outside_vocabulary": len(outside),
+                "known": known.count, "added": len(filled.labels), "taken_out": filled.taken_out,
+                "outside_vocabulary": len(known.unknown),
             },
-            "scores": self._scores(emission, text),
+            "gaps": {"filled": len(filled.added), "left": gaps_in(row.text), "untouched": not filled.added},
+            "scores": self._scores(emission, row.text),
+        }  # fmt: skip
+
+    def kept(self, row: Row) -> Record:
+        """The record of a row that failed: it comes out as it was."""
+        return {
+            "row": unchanged(row).fields, "labels": {"known": self.known(row).count},
+            "gaps": {"left": gaps_in(unchanged(row).text)}, "scores": {},
         }  # fmt: skip
 
     def _confidence(self, emissions: Sequence[runs.Emission], winner: Candidate) -> list[float]:
@@ -239,37 +253,15 @@ class Labeller:
         if not full or has_gap(full):
             return {}
         normaliser = self.run.tokeniser.normaliser
-        before = emission.row.text if normaliser is None else normaliser(emission.row.text)
-        texts = {"partial": before, "pseudo": text}
+        texts = {"partial": emission.row.text, "pseudo": text}
+        if normaliser is not None:
+            texts = {name: normaliser(text) for name, text in texts.items()}
         return {name: Scores.of([emission.reference], [self._literal(text)]).to_dict() for name, text in texts.items()}
 
     def _literal(self, text: str) -> str:
         """The labels of a text without its marks."""
         unit = self.run.tokeniser.unit
         return (" " if unit == "word" else "").join(parse(text, unit).labels)
-
-
-class Label(NamedTuple):
-    """A word or a character of a transcript."""
-
-    text: str
-    known: bool
-    confidence: float
-
-
-def labels_of(tokeniser: Tokeniser, winner: Candidate, confidence: Sequence[float]) -> list[Label]:
-    """The labels of a transcript: its tokens, but for words that are spelled out, which are as sure as their least sure letter."""
-    labels: list[Label] = []
-    previous = 0
-    for token, known, sure in zip(winner.hyp.tokens, winner.known, confidence, strict=True):
-        if labels and tokeniser.unknown == "letters" and " " not in (both := tokeniser.decode((previous, token))):
-            last = labels.pop()
-            letter = both.removeprefix(tokeniser.decode((previous,)))
-            labels.append(Label(last.text + letter, last.known and known, min(last.confidence, sure)))
-        else:
-            labels.append(Label(tokeniser.decode((token,)), known, sure))
-        previous = token
-    return labels
 
 
 def _mean(confidence: Sequence[float]) -> float:

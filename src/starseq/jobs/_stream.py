@@ -6,7 +6,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from starseq.data.dataset import FeatureReader
 from starseq.data.errors import DataError
 from starseq.data.files import atomic_writer, check_target, locked, write_text
 from starseq.data.manifest import ManifestError, Progress, Row, manifest_writer, read_manifest, rebaser
+from starseq.text.known import known_text
 from starseq.text.tokeniser import Tokeniser
 
 __all__ = ["WHOLE", "Counts", "Places", "Shard", "outside_vocabulary", "places_of", "shard_of", "state_of", "stream"]
@@ -113,9 +114,7 @@ def shard_of(position: int, rows: int, count: int) -> int:
 
 def outside_vocabulary(tokeniser: Tokeniser, row: Row) -> list[str]:
     """Known labels that a run cannot write, and that what it reads therefore lacks."""
-    if tokeniser.unknown == "letters":
-        return []
-    return list(replace(tokeniser, unknown="drop").encode(row.text, marked=row.marked).unknown)
+    return list(known_text(tokeniser, row.text, marked=row.marked).unknown)
 
 
 def state_of(path: str | os.PathLike[str]) -> list[Any]:
@@ -137,6 +136,7 @@ def stream(
     prepare: Callable[[Row], Row] | None = None,
     shard: Shard = WHOLE,
     failed: Path | None = None,
+    kept: Callable[[Row], Record] | None = None,
     in_flight: int = 0,
     device: str = "cpu",
     root: str | os.PathLike[str] | None = None,
@@ -151,8 +151,8 @@ def stream(
     go to a hidden file beside `target`. A job with the same run, manifest and settings that finds one goes on behind its last
     whole block; with others it begins anew. `work` may give a function in place of a record, for what other processes do: it is
     called when `in_flight` more rows are under way. A row for which either raises ValueError is listed in `failed`,
-    ``failed.jsonl`` beside `target`; a file that cannot be read raises, or with `skip_bad` is listed too. Paths in
-    `Emission.row` are relative to the folder of `target`.
+    ``failed.jsonl`` beside `target`; a file that cannot be read raises, or with `skip_bad` is listed too. With `kept` such rows
+    are listed and come out, too: it makes their records. Paths in `Emission.row` are relative to the folder of `target`.
     """
     target = Path(target)
     failed = target.with_name("failed.jsonl") if failed is None else failed
@@ -187,18 +187,19 @@ def stream(
             with open(partial, "ab") as file:
                 file.truncate(length)
                 for rows in islice(_blocks(_rows_of(manifest, chosen), size, shard), -(-done // size), None):
+                    rows = [rebase(row if prepare is None else prepare(row)) for row in rows]
                     bad: dict[str, str] = {}
                     records: dict[str, Record] = {}
                     while len(records) < len(rows):
                         good = [row for row in rows if row.id not in bad]
                         with manifest_writer(rest, labelled=False, checked=True) as writer:
                             for row in good:
-                                writer.write(rebase(row if prepare is None else prepare(row)))
+                                writer.write(row)
                         # Anew after a bad file: in a batch that it broke up, the other rows would get other bits.
-                        records = {id: _failure(id, reason) for id, reason in bad.items()}
+                        records = {row.id: _failure(row, bad[row.id], kept) for row in rows if row.id in bad}
                         try:
                             for id, record in (
-                                _worked((run, *also), rest, work, in_flight, device, inside) if good else ()
+                                _worked((run, *also), rest, work, kept, in_flight, device, inside) if good else ()
                             ):
                                 records[id] = record
                                 if progress is not None:
@@ -222,12 +223,13 @@ def stream(
 
 
 def _worked(
-    several: Sequence[runs.Run], rest: Path, work: Work, in_flight: int, device: str, root: str | os.PathLike[str]
-) -> Iterator[tuple[str, Record]]:
+    several: Sequence[runs.Run], rest: Path, work: Work, kept: Callable[[Row], Record] | None, in_flight: int, device: str,
+    root: str | os.PathLike[str],
+) -> Iterator[tuple[str, Record]]:  # fmt: skip
     """The records of the rows in `rest`, in order, each with its id."""
     waiting: deque[tuple[str, Callable[[], Record]]] = deque()
     for emissions in zip(*(runs.emissions(run, rest, device=device, root=root) for run in several), strict=True):
-        waiting.append((emissions[0].id, _begun(work, emissions)))
+        waiting.append((emissions[0].id, _begun(work, kept, emissions)))
         if len(waiting) > in_flight:
             id, record = waiting.popleft()
             yield id, record()
@@ -235,26 +237,29 @@ def _worked(
         yield id, record()
 
 
-def _begun(work: Work, emissions: Sequence[runs.Emission]) -> Callable[[], Record]:
+def _begun(
+    work: Work, kept: Callable[[Row], Record] | None, emissions: Sequence[runs.Emission]
+) -> Callable[[], Record]:
     """Begins the work on a row, and gives what waits for its record: done, or failed."""
-    id = emissions[0].id
+    row = emissions[0].row
     try:
         result = work(*emissions)
     except ValueError as error:
-        failure = _failure(id, error)
+        failure = _failure(row, error, kept)
         return lambda: failure
 
     def record() -> Record:
         try:
             return {"done": result() if callable(result) else result}
         except ValueError as error:
-            return _failure(id, error)
+            return _failure(row, error, kept)
 
     return record
 
 
-def _failure(id: str, reason: object) -> Record:
-    return {"failed": {"id": id, "reason": " ".join(str(reason).split())}}
+def _failure(row: Row, reason: object, kept: Callable[[Row], Record] | None) -> Record:
+    failed = {"failed": {"id": row.id, "reason": " ".join(str(reason).split())}}
+    return failed if kept is None else {**failed, "done": kept(row)}
 
 
 def _line(record: Record) -> bytes:

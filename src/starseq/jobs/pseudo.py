@@ -16,13 +16,13 @@ from starseq.data.errors import DataError
 from starseq.data.files import check_target, hash_of, write_text
 from starseq.data.manifest import Progress, Row, manifest_writer, read_manifest, rebaser
 from starseq.decode.workers import work_ahead
+from starseq.jobs._fill import check_reads, mended
 from starseq.jobs._label import KINDS, Kind, Labeller, method_of, scorer_for
 from starseq.jobs._stream import WHOLE, Shard, shard_of, stream
 from starseq.jobs.decode import BeamReader
 from starseq.jobs.evaluate import Scores, device_of
 from starseq.runs.folder import MODEL, data_root
 from starseq.text.error_rate import ErrorCounts
-from starseq.text.gaps import Unit
 
 __all__ = ["KINDS", "THRESHOLD", "Kind", "Summary", "pseudo"]
 
@@ -41,12 +41,15 @@ class Tally:
     """What adds up over rows, and so over shards."""
 
     labels: Counter[str] = field(default_factory=Counter)
-    """known, added, taken out, and those that were known but are outside of the run's vocabulary"""
+    """known, added, taken out, and those of the known that are outside of the run's vocabulary"""
+    gaps: Counter[str] = field(default_factory=Counter)
+    """filled, left (open in what comes out), and the rows that were left untouched"""
     scores: dict[str, Scores] = field(default_factory=dict)
     """of the labels that there were, "partial", and that there are now, "pseudo", against the complete texts"""
 
-    def add(self, labels: Mapping[str, int], scores: Mapping[str, Scores]) -> None:
+    def add(self, labels: Mapping[str, int], gaps: Mapping[str, int], scores: Mapping[str, Scores]) -> None:
         self.labels.update(labels)
+        self.gaps.update(gaps)
         for name, more in scores.items():
             self.scores[name] = _sum(self.scores[name], more) if name in self.scores else more
 
@@ -73,6 +76,11 @@ class Summary:
         return self.done + self.failed
 
     @property
+    def out(self) -> int:
+        """that come out: with known labels kept those that failed do, too, as they were"""
+        return self.done if self.settings["kind"] == "plain" else self.rows
+
+    @property
     def confidence(self) -> float | None:
         """The mean over the rows that were labelled."""
         return self.total / self.done if self.done else None
@@ -85,8 +93,9 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         mean = self.confidence
         return {
-            "rows": {"in": self.rows, "out": self.done, "failed": self.failed, "other": self.other},
+            "rows": {"in": self.rows, "out": self.out, "failed": self.failed, "other": self.other},
             "labels": {name: self.tally.labels[name] for name in ("known", "added", "taken_out", "outside_vocabulary")},
+            "gaps": {name: self.tally.gaps[name] for name in ("filled", "left", "untouched")},
             "confidence": {"mean": None if mean is None else round(mean, 4), "histogram": self.histogram},
             "errors": {name: scores.to_dict() for name, scores in sorted(self.tally.scores.items())},
             "settings": self.settings,
@@ -100,8 +109,13 @@ class Summary:
         if "threshold" in self.settings:
             parts.append(f"{labels['taken_out']:,} below {self.settings['threshold']:g} taken out")
         if labels["outside_vocabulary"]:
-            parts.append(f"{labels['outside_vocabulary']:,} were known but are outside of the run's vocabulary")
+            parts.append(f"{labels['outside_vocabulary']:,} of the known are outside of the run's vocabulary")
         lines.append(f"labels: {', '.join(parts)}; mean confidence {'-' if mean is None else f'{mean:.4f}'}")
+        gaps = self.tally.gaps
+        lines.append(
+            f"{gaps['filled']:,} gaps filled, {gaps['left']:,} gaps left, {gaps['untouched']:,} rows untouched, "
+            f"{self.failed:,} rows failed"
+        )
         for name, scores in sorted(self.tally.scores.items()):
             rates = f"WER {scores.words.percent:.2f} %, CER {scores.characters.percent:.2f} %"
             lines.append(f"{name} labels: {rates} on {scores.sentences:,} rows with a complete text")
@@ -134,9 +148,9 @@ def pseudo(
     beta: float | None = None,
     rescore_alpha: float | None = None,
     rescore_beta: float | None = None,
-    rescore_unit: Unit = "char",
     beam: int | None = None,
     beam_tokens: int = 50,
+    force: bool = False,
     workers: int = 0,
     device: str = "auto",
     root: PathLike | None = None,
@@ -149,16 +163,19 @@ def pseudo(
 
     Labelled are the rows of `splits`, by default the run's training splits (all rows of a manifest that has no splits); others
     are copied. `kind`: "plain" reads them as if nothing was known: greedily, or with `lm`, `lexicon`, `beam` or `beta` by beam
-    search. "keep-known" takes the best transcript that contains the known labels. "confident" takes it too, and makes gaps of
-    added labels with a confidence below `threshold`. `rescore` reorders the n best of either search. `also` are runs with the same
+    search. "keep-known" puts what it reads into the gaps, as `starseq.jobs.complete.complete` does, however sure it is. What is
+    known stays to the byte. "confident" does so too, and leaves out labels with a confidence below `threshold`: there a gap stays
+    open. A run with an error on dev above 50 % raises for either, unless `force` is given. `rescore` reorders the n best of either
+    search. `also` are runs with the same
     tokens whose opinion counts as much where known labels are kept: transcripts are ranked by the mean of all log P(y|x), and
     confidences are means. Weights that are
     None are those of ``tuned.json``. Where `manifest` is the run's own and its recipe drops labels on the fly, what it dropped is
     unknown here too.
 
-    A row gets `text`, `gaps`, `text_partial`, `confidence`, `token_confidence` and `source` (docs/pseudo-labels.md). A row
-    without a label in the end is listed in ``STEM.failed.jsonl``; a file that cannot be read raises, or with `skip_bad` is
-    listed too. ``STEM.summary.json`` counts. A job that was stopped goes on where it was.
+    A row gets `text`, `gaps`, `text_partial`, `confidence`, `added` and `source` (docs/pseudo-labels.md). A row that cannot be
+    aligned comes out as it was, and is listed in ``STEM.failed.jsonl``; of the kind "plain" one in which nothing was read is
+    listed alone. A file that cannot be read raises, or with `skip_bad` its row is listed too. ``STEM.summary.json`` counts. A job
+    that was stopped goes on where it was.
 
     `shard` does a part, into ``STEM.1-of-4.jsonl`` and so on; with `merge` the parts of so many shards become `target`, to the
     byte what one job writes. All other arguments have to be the same; if not, or if a shard is not whole, `DataError` says so.
@@ -172,12 +189,12 @@ def pseudo(
         raise ValueError(f"threshold: {threshold} is not a confidence from 0 to 1")
     if merge is not None and (shard is not None or merge < 1):
         raise ValueError("merge: the number of shards that are done, without a shard to do")
+    if kind != "plain" and merge is None:
+        check_reads(run, force)
     own = _is_own(run, manifest)
     chosen = _splits(run, manifest, splits)
     dropper = run.recipe.dropper() if own else None
-    reader = BeamReader(
-        lm, lexicon, rescore, alpha, beta, rescore_alpha, rescore_beta, rescore_unit, device=device_of(device)
-    )
+    reader = BeamReader(lm, lexicon, rescore, alpha, beta, rescore_alpha, rescore_beta, device=device_of(device))
     method = method_of([run, *others], reader, kind, beam, beam_tokens)
     source: dict[str, Any] = {
         **_origin(run),
@@ -204,8 +221,18 @@ def pseudo(
 
         def work(*emissions: runs.Emission) -> Callable[[], dict[str, Any]]:
             mine, frames = emissions[0], [emission.log_probs.numpy() for emission in emissions]
+            if kind != "plain" and label.known(mine.row).complete:
+                return lambda: label(emissions, ())
             found = submit(mine.id, frames, mine.labels.numpy(), mine.open.numpy())
-            return lambda: label(emissions, found())
+
+            def labelled() -> dict[str, Any]:
+                try:
+                    candidates = found()
+                except ValueError as error:
+                    raise mended(run, error) from None
+                return label(emissions, candidates)
+
+            return labelled
 
         def write(records: Iterator[dict[str, Any]]) -> None:
             rows = _counted(records, summary.tally)
@@ -217,6 +244,7 @@ def pseudo(
         stream(
             run, manifest, summary.target, work, write, settings=settings, also=others, split=chosen,
             prepare=_prepare(run, dropper), shard=WHOLE if shard is None else shard, failed=failed,
+            kept=None if kind == "plain" else label.kept,
             in_flight=2 * processes, device=reader.device, skip_bad=skip_bad, progress=progress,
             root=data_root(run.recipe, run.folder) if own and root is None else root,
         )  # fmt: skip
@@ -277,22 +305,24 @@ def _beside(target: Path, ending: str) -> Path:
 
 
 class _Part:
-    """What one process has labelled: rows and failures, each in the manifest's order."""
+    """What one process has labelled: rows and failures, each in the manifest's order. A row that failed may be in both."""
 
     def __init__(self, name: str, rows: Iterable[Row], failed: Iterable[Mapping[str, Any]]) -> None:
         self.name, self._rows, self._failed = name, iter(rows), iter(failed)
         self._row, self._failure = next(self._rows, None), next(self._failed, None)
 
-    def take(self, id: str) -> Row | Mapping[str, Any]:
-        """The row of this id, or why it failed."""
+    def take(self, id: str) -> tuple[Row | None, Mapping[str, Any] | None]:
+        """The row of this id, and why it failed."""
         row, failure = self._row, self._failure
-        if row is not None and row.id == id:
+        row = row if row is not None and row.id == id else None
+        failure = failure if failure is not None and failure["id"] == id else None
+        if row is None and failure is None:
+            raise DataError(f"{self.name}: row {id!r} is neither there nor among the failed where the manifest has it")
+        if row is not None:
             self._row = next(self._rows, None)
-            return row
-        if failure is not None and failure["id"] == id:
+        if failure is not None:
             self._failure = next(self._failed, None)
-            return failure
-        raise DataError(f"{self.name}: row {id!r} is neither there nor among the failed where the manifest has it")
+        return row, failure
 
     def end(self) -> None:
         """Check that nothing is left."""
@@ -303,7 +333,9 @@ class _Part:
 
 def _counted(records: Iterable[Mapping[str, Any]], tally: Tally) -> Iterator[Row]:
     for record in records:
-        tally.add(record["labels"], {name: _read_scores(scores) for name, scores in record["scores"].items()})
+        tally.add(
+            record["labels"], record["gaps"], {name: _read_scores(scores) for name, scores in record["scores"].items()}
+        )
         yield Row(record["row"])
 
 
@@ -336,19 +368,20 @@ def _assemble(
                 summary.other += 1
                 writer.write(rebase(row))
                 continue
-            found = parts[shard_of(summary.rows, total, len(parts))].take(row.id)
-            if isinstance(found, Row):
-                summary.add(found)
+            found, failure = parts[shard_of(summary.rows, total, len(parts))].take(row.id)
+            if found is not None:
                 writer.write(found)
-            else:
+            if failure is not None:
                 summary.failed += 1
-                failures.append(json.dumps(found, ensure_ascii=False) + "\n")
+                failures.append(json.dumps(failure, ensure_ascii=False) + "\n")
+            elif found is not None:
+                summary.add(found)
             if progress is not None:
                 progress(summary.rows, total)
         for part in parts:
             part.end()
         # Every utterance that went in is out or among the failed; nothing is written otherwise.
-        if not (summary.done + summary.failed == total and writer.rows == summary.done + summary.other):
+        if not (summary.rows == total and writer.rows == summary.out + summary.other):
             raise DataError(f"{summary.target}: {total} rows went in, {summary.done} came out, {summary.failed} failed")
         write_text(_beside(summary.target, "failed.jsonl"), "".join(failures))
     _save(summary)
@@ -364,11 +397,14 @@ def _save(summary: Summary) -> None:
 def _write_part(rows: Iterable[Row], summary: Summary) -> None:
     """A shard's own files; the summary comes last and says that it is whole."""
     _beside(summary.target, "summary.json").unlink(missing_ok=True)
+    failed = _beside(summary.target, "failed.jsonl")
+    failures = {failure["id"] for failure in _failures(failed)}
     with manifest_writer(summary.target) as writer:
         for row in rows:
-            summary.add(row)
             writer.write(row)
-    summary.failed = sum(1 for _ in _failures(_beside(summary.target, "failed.jsonl")))
+            if row.id not in failures:
+                summary.add(row)
+    summary.failed = len(failures)
     _save(summary)
 
 
@@ -383,7 +419,7 @@ def _read_part(target: Path, shard: Shard, summary: Summary) -> _Part:
         record = json.loads(path.read_text())
         settings, counts = record["settings"], record["rows"]
         scores = {name: _read_scores(one) for name, one in record["errors"].items()}
-        summary.tally.add(record["labels"], scores)
+        summary.tally.add(record["labels"], record["gaps"], scores)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(f"{path}: damaged; do shard {shard.index}/{shard.count} again") from None
     wanted = json.loads(json.dumps(summary.settings))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple, cast
 
 import torch
@@ -15,6 +14,7 @@ from starseq.data.dataset import BatchLoader, LineReader, ManifestDataset
 from starseq.data.manifest import Progress, Row
 from starseq.runs.folder import Run
 from starseq.text.gaps import escape, unescape
+from starseq.text.known import known_text
 from starseq.text.tokeniser import Tokeniser
 
 SECONDS, COLUMNS = 120.0, 20_000.0
@@ -76,9 +76,8 @@ def emissions(
 
 def known_labels(run: Run, row: Row) -> tuple[Tensor, Tensor]:
     """The labels of a row, (U,), and its open gaps, (U + 1,). What the vocabulary lacks opens its gap."""
-    tokeniser = replace(run.tokeniser, unknown="drop") if run.tokeniser.unknown == "raise" else run.tokeniser
-    encoded = tokeniser.encode(row.text, marked=row.get("gaps") == "marked")
-    return torch.tensor(encoded.labels, dtype=torch.int64), torch.tensor(encoded.open)
+    known = known_text(run.tokeniser, row.text, marked=row.marked)
+    return torch.tensor(known.labels, dtype=torch.int64), torch.tensor(known.open)
 
 
 def normal_text(tokeniser: Tokeniser, literal: str) -> str:

@@ -17,6 +17,19 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz'"
 _SPACES = re.compile(r"\s+")
 
 
+def _characters(text: str) -> list[str]:
+    pieces: list[str] = []
+    for character in text:
+        if pieces and unicodedata.combining(character):
+            pieces[-1] += character
+        else:
+            pieces.append(character)
+    return pieces
+
+
+_words = re.compile(r"\s+|\S+").findall
+
+
 @dataclass(frozen=True)
 class Normaliser:
     r"""Normalises a text; its marked gaps stay where they are. The default changes only the Unicode form.
@@ -42,6 +55,38 @@ class Normaliser:
         # Between the gaps, so that neither a `*` is taken for a character nor a character becomes one.
         text = join_gaps([self._literal(segment) for segment in split_gaps(text)])
         return _SPACES.sub(" ", text).strip() if self.squeeze else text
+
+    def pieces(self, literal: str) -> list[tuple[str, str]]:
+        """The smallest pieces of a literal text that are normalised by themselves, each with what it becomes, before `squeeze`.
+
+        Joined, the pieces are the text, and what they become is the normalised text.
+
+        >>> Normaliser(case="upper", keep="MASE").pieces("Maße!")
+        [('M', 'M'), ('a', 'A'), ('ß', 'SS'), ('e', 'E'), ('!', '')]
+        """
+        whole = self._literal(literal)
+        # Characters, each with the marks that are set on it; words, where that is too small; else wherever a cut changes nothing.
+        for cut in (_characters, _words):
+            pieces = [(raw, self._literal(raw)) for raw in cut(literal)]
+            if "".join(normal for _, normal in pieces) == whole:
+                if cut is _characters:
+                    return pieces
+                return [piece for raw, _ in pieces for piece in self._cut(raw)]
+        return self._cut(literal)
+
+    def _cut(self, literal: str) -> list[tuple[str, str]]:
+        whole = self._literal(literal)
+        pieces, start, done = list[tuple[str, str]](), 0, 0
+        for end in range(1, len(literal)):
+            if unicodedata.combining(literal[end]):
+                continue
+            head = self._literal(literal[:end])
+            if len(head) >= done and head + self._literal(literal[end:]) == whole:
+                pieces.append((literal[start:end], whole[done : len(head)]))
+                start, done = end, len(head)
+        if literal or whole:
+            pieces.append((literal[start:], whole[done:]))
+        return pieces
 
     def _literal(self, text: str) -> str:
         if self.form is not None:

@@ -70,21 +70,33 @@ class Tokeniser:
         gaps = [partial.open[0]]
         unknown: list[str] = []
         for position, (label, gap) in enumerate(zip(partial.labels, partial.open[1:], strict=True), start=1):
-            if label in self.vocabulary and not self._is_continuation(label):
-                labels.append(self.vocabulary.index(label))
-                gaps.append(gap)
-                continue
-            unknown.append(label)
-            if self.unknown == "raise":
-                kind = "character" if self.unit == "char" else "word"
-                raise UnknownLabel(f"{kind} {label!r}, number {position} of the text, is not in the vocabulary")
-            if self.unknown == "drop":
-                gaps[-1] = True
-            else:
-                spelled = self._spell(label)
-                labels.extend(spelled)
-                gaps.extend([False] * (len(spelled) - 1) + [gap])
+            if not self._is_whole(label):
+                unknown.append(label)
+                if self.unknown == "raise":
+                    kind = "character" if self.unit == "char" else "word"
+                    raise UnknownLabel(f"{kind} {label!r}, number {position} of the text, is not in the vocabulary")
+                if self.unknown == "drop":
+                    gaps[-1] = True
+                    continue
+            indices = self.indices(label)
+            labels.extend(indices)
+            gaps.extend([False] * (len(indices) - 1) + [gap])
         return Encoded(tuple(labels), tuple(gaps), tuple(unknown))
+
+    def indices(self, label: str) -> list[int]:
+        """The indices of one label: several for a word that is spelled out. A `ValueError` if the vocabulary cannot write it.
+
+        >>> Tokeniser(Vocabulary(["the", "o", "##x"]), "word", unknown="letters").indices("ox")
+        [2, 3]
+        """
+        if self._is_whole(label):
+            return [self.vocabulary.index(label)]
+        if self.unknown == "letters":
+            return self._spell(label)
+        raise UnknownLabel(f"{label!r} is not in the vocabulary")
+
+    def _is_whole(self, label: str) -> bool:
+        return label in self.vocabulary and not self.is_continuation(label)
 
     def decode(self, labels: Iterable[int]) -> str:
         """The literal text of `labels` (a star in it is not escaped)."""
@@ -93,14 +105,19 @@ class Tokeniser:
             return "".join(tokens)
         words: list[str] = []
         for token in tokens:
-            if words and self._is_continuation(token):
-                words[-1] += token.removeprefix(CONTINUED)
+            if words and self.is_continuation(token):
+                words[-1] += self.decode_piece(token)
             else:
                 words.append(token)
         return " ".join(words)
 
-    def _is_continuation(self, token: str) -> bool:
+    def is_continuation(self, token: str) -> bool:
+        """Whether a token is a letter that continues the word before it."""
         return self.unknown == "letters" and len(token) == len(CONTINUED) + 1 and token.startswith(CONTINUED)
+
+    def decode_piece(self, token: str) -> str:
+        """The letter of a token that continues a word."""
+        return token.removeprefix(CONTINUED)
 
     def _spell(self, word: str) -> list[int]:
         tokens = [word[0], *(CONTINUED + letter for letter in word[1:])]
