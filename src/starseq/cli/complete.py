@@ -39,7 +39,7 @@ def complete(
     """
     from starseq.jobs import complete as job
 
-    with progress_bar("Completing") as progress:
+    with progress_bar("Completing", goes_on=True) as progress:
         counts = job.complete(
             run, manifest, out, split=split, lm=lm, alpha=alpha, beta=beta, beam=beam, beam_threshold=beam_threshold,
             tokens_per_frame=beam_tokens, nbest=nbest, device=device, root=root, skip_bad=skip_bad,
