@@ -87,9 +87,9 @@ def _interrupt(executor: ProcessPoolExecutor) -> None:
     """Ends the calls that run. Ctrl-C on a terminal has told the workers already; an error has not."""
     if sys.platform == "win32":  # there is no such signal for one process
         return
-    for process in list((executor._processes or {}).values()):
+    for pid in list(executor._processes or ()):
         with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGINT)
+            os.kill(pid, signal.SIGINT)
 
 
 @contextmanager
