@@ -253,3 +253,32 @@ def test_help_and_drop_import_nothing_heavy(full: Path, tmp_path: Path, argument
     filled = [argument.format(full=full, out=tmp_path / "out.jsonl") for argument in arguments]
     done = subprocess.run([sys.executable, "-c", LIGHT, *filled], capture_output=True, text=True, check=True)
     assert done.stderr == "\n"
+
+
+@pytest.mark.parametrize(
+    ("job", "arguments", "says"),
+    [
+        ("pseudo.pseudo", ["pseudo", "run", "m.jsonl", "-o", "x.jsonl", "--kind", "plain"], "goes on"),
+        ("complete.complete", ["complete", "run", "m.jsonl", "-o", "x.jsonl"], "goes on"),
+        ("prepare.features", ["prepare", "features", "m.jsonl", "store"], "goes on"),
+        ("prepare.prepare", ["prepare", "digits", "data"], "begins anew"),
+        ("evaluate.evaluate", ["evaluate", "run"], "begins anew, less what a search has read"),
+        ("align.align", ["align", "run", "m.jsonl", "-o", "out"], "goes on"),
+        ("tune.tune", ["tune", "run", "--lm", "lm.arpa"], "goes on"),
+        ("lm.train_ngram", ["lm", "train", "a.txt", "--out", "lm.arpa"], "begins anew"),
+        ("lm.train_neural", ["lm", "train", "a.txt", "--out", "lm", "--neural"], "with --resume it goes on"),
+        ("transcribe.transcribe", ["transcribe", "run", "a.wav"], "begins anew"),
+    ],
+)
+def test_ctrl_c_is_one_sentence_that_says_what_the_same_command_does(
+    job: str, arguments: list[str], says: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"starseq.jobs.{job}", stopped)
+    done = command(*arguments)
+    assert (done.code, done.out) == (130, "")
+    assert done.err.startswith("starseq: stopped; the same command ")
+    assert says in done.err
+    assert done.err.count("\n") == 1

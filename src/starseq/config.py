@@ -172,7 +172,10 @@ class Trainer:
     threads: Annotated[int | None, FREE] = None
     """of each process, on the CPU"""
     eval_every: int = 1000
+    patience: Annotated[float | None, FREE] = 0.5
+    """the run ends when dev error has stood still for this share of its steps so far; null: it goes on to its end"""
     checkpoint_every: Annotated[int, FREE] = 1000
+    """a checkpoint is also written every few minutes"""
     log_every: Annotated[int, FREE] = 50
     on_nonfinite: Annotated[Literal["skip", "stop"], FREE] = "stop"
     tensorboard: Annotated[bool, FREE] = True
@@ -617,6 +620,10 @@ def _check(recipe: Recipe) -> None:
         raise DataError("trainer.max_steps must be given: the cosine schedule ends there")
     if not 0 <= optim.average < 1:
         raise DataError(f"optim.average: {optim.average} is not a share of the steps, at least 0 and below 1")
+    if trainer.patience is not None and not 0 < trainer.patience < 1:
+        raise DataError(
+            f"trainer.patience: {trainer.patience} is not a share of the steps, above 0 and below 1, or null"
+        )
     for key, value in {"data.workers": data.workers, "optim.warmup_steps": optim.warmup_steps}.items():
         if value < 0:
             raise DataError(f"{key}: {value} is below 0")

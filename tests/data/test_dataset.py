@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +118,30 @@ class Deadly:
 def test_a_worker_that_is_killed_is_a_sentence():
     with pytest.raises(DataError, match="a worker was killed, perhaps for want of memory: fewer workers need less"):
         list(precompute._run([Deadly()], 1))
+
+
+def test_ctrl_c_while_feature_workers_start(tmp_path):
+    """They do not hear it yet: what they begin with, the module of the first process, sleeps here."""
+    script = tmp_path / "script.py"
+    script.write_text("""
+import os, time
+if __name__ == "__mp_main__":
+    os.write(1, b"begun\\n")
+    time.sleep(1)
+from starseq.data.precompute import _run
+if __name__ == "__main__":
+    try:
+        list(_run([None, None], 2))
+    except KeyboardInterrupt:
+        print("stopped")
+""")
+    process = subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout.readline() == "begun\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    out, error = process.communicate(timeout=300)
+    assert (process.returncode, out.replace("begun\n", ""), error) == (0, "stopped\n", "")
 
 
 def test_precompute_goes_on_where_it_was(tmp_path, monkeypatch):

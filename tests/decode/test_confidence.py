@@ -14,6 +14,7 @@ import torch
 from tests.decode.test_complete import probabilities
 
 from starseq.data.errors import DataError
+from starseq.data.pool import interrupts_held
 from starseq.decode.confidence import Judge
 from starseq.decode.workers import work_ahead
 
@@ -83,9 +84,9 @@ def die(sign: int) -> None:
 def test_a_worker_that_is_killed_is_a_sentence() -> None:
     with work_ahead(die, 1) as submit:
         result = submit(signal.SIGKILL)
-        with pytest.raises(DataError, match="a process of the search was killed, perhaps for want of memory"):
+        with pytest.raises(DataError, match="a worker was killed, perhaps for want of memory"):
             result()
-        with pytest.raises(DataError, match="a process of the search was killed"):
+        with pytest.raises(DataError, match="a worker was killed"):
             submit(signal.SIGKILL)
 
 
@@ -105,7 +106,104 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("busy", [(), (0.3,) * 200], ids=["idle", "busy"])
 def test_ctrl_c_ends_the_workers_without_a_word_of_theirs(busy: tuple[float, ...]) -> None:
-    script = f"busy = {busy}\n{INTERRUPTED}"
+    assert interrupted(f"busy = {busy}\n{INTERRUPTED}") == (0, "stopped\n", "")
+
+
+SLOW_TO_START = """
+import os, time
+from starseq.decode.workers import work_ahead
+
+def start_slowly():
+    os.write(1, b"begun\\n")  # whole, whoever else writes
+    time.sleep(0.5)
+
+os.register_at_fork(after_in_child=start_slowly)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_while_workers_start(workers: int) -> None:
+    """They do not hear it yet, and the first process ends when all of them are there."""
+    begin = f"""
+try:
+    with work_ahead(abs, {workers}):
+        time.sleep(1000)
+except KeyboardInterrupt:
+    print("stopped")
+"""
+    code, out, error = interrupted(SLOW_TO_START + begin)
+    assert (code, out.replace("begun\n", ""), error) == (0, "stopped\n", "")
+
+
+def test_a_call_is_not_waited_for() -> None:
+    """Neither after Ctrl-C nor after an error, of which a terminal tells the workers nothing."""
+    for sends in (True, False):
+        script = f"""
+import os, time
+from starseq.decode.workers import work_ahead
+heard, told = os.pipe()
+
+def work(seconds):
+    try:
+        os.write(told, b".")
+        time.sleep(seconds)
+    except KeyboardInterrupt:
+        print("cleaned", flush=True)
+        raise
+
+try:
+    with work_ahead(work, 1) as submit:
+        result = submit(1000)
+        submit(1000)
+        os.read(heard, 1)
+        print("begun", flush=True)
+        if {sends}:
+            result()
+        raise ValueError
+except (KeyboardInterrupt if {sends} else ValueError):
+    print("stopped", flush=True)
+"""
+        assert (sends, *interrupted(script, sends=sends)) == (sends, 0, "cleaned\nstopped\n", "")
+
+
+def test_who_does_not_hear_ctrl_c_has_workers_that_do_not() -> None:
+    """As with nohup."""
+    script = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+import time
+from starseq.decode.workers import work_ahead
+
+def work(seconds):
+    print("begun", flush=True)
+    time.sleep(seconds)
+    return seconds
+
+with work_ahead(work, 1) as submit:
+    print(submit(1)())
+"""
+    assert interrupted(script) == (0, "1\n", "")
+
+
+def test_ctrl_c_is_heard_at_the_end_of_what_must_not_be_interrupted() -> None:
+    done = []
+
+    def work() -> None:
+        with interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+            done.append("all of it")
+        done.append("and no more")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["all of it"]
+    with interrupts_held():
+        pass  # and nothing is left of it
+
+
+def interrupted(script: str, sends: bool = True) -> tuple[int, str, str]:
+    """Runs a script, and sends Ctrl-C as a terminal does when it has printed "begun": how it ends."""
     process = subprocess.Popen(
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
@@ -115,6 +213,7 @@ def test_ctrl_c_ends_the_workers_without_a_word_of_theirs(busy: tuple[float, ...
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    out, error = process.communicate(timeout=20)
-    assert (process.returncode, out, error) == (0, "stopped\n", "")
+    if sends:
+        os.killpg(process.pid, signal.SIGINT)
+    out, error = process.communicate(timeout=300)  # a hang, however slow the machine is
+    return process.returncode, out, error

@@ -172,7 +172,10 @@ def mistakes(corpus: Path, folder: Path) -> dict[str, tuple[Sequence[str], str]]
             ["handwriting", f"data.root={folder}", "--out", str(folder / "x")],
             "no such manifest; data.root is",
         ),
-        "a run is there": (there, "there is a run here already; add --resume to go on"),
+        "a run is there": (
+            there,
+            f"there is a run here already: `starseq train --resume {folder}` goes on with it",
+        ),
         "a file is there": (
             ["digits", f"data.root={corpus}", "--out", str(folder / "recipe.yaml")],
             "recipe.yaml: not a folder",
@@ -191,6 +194,7 @@ def mistakes(corpus: Path, folder: Path) -> dict[str, tuple[Sequence[str], str]]
         ),
         "a key that is none": (["sed=1", "--resume", "--out", str(folder)], "the nearest is seed"),
         "nothing to resume": (["--resume", "--out", str(folder / "x")], "no run to resume, for it has no recipe.yaml"),
+        "no folder to resume": (["--resume", str(folder / "x")], "no run to resume, for it has no recipe.yaml"),
         "no such device": ([*there, "trainer.accelerator=cuda", "--resume"], "there is no CUDA device here"),
         "no such device, in Lightning's words": (
             [*there, "trainer.accelerator=gpu", "--resume"],
@@ -258,12 +262,18 @@ def test_stopped_by_hand_it_says_how_to_go_on(tmp_path: Path, monkeypatch: pytes
         raise KeyboardInterrupt
 
     monkeypatch.setattr("starseq.jobs.train.train", stopped)
-    for how in ("begins anew, for there is no checkpoint yet", "goes on from the last checkpoint"):
-        result = CliRunner().invoke(app, ["train", "digits", "--out", str(tmp_path / "run")])
+    folder = tmp_path / "run"
+    resumes = f"stopped; `starseq train --resume {folder}` "
+    for file, sentence in {
+        ".": "stopped before training began; the same command begins anew",
+        "recipe.yaml": f"{resumes}begins anew, for there is no checkpoint yet",
+        "last.ckpt": f"{resumes}goes on from the last checkpoint",
+    }.items():
+        folder.mkdir(exist_ok=True)
+        (folder / file).touch()
+        result = CliRunner().invoke(app, ["train", "digits", "--out", str(folder)])
         assert result.exit_code == 130
-        assert f"stopped; `starseq train --resume --out {tmp_path / 'run'}` {how}" in result.output
-        (tmp_path / "run").mkdir(exist_ok=True)
-        (tmp_path / "run" / "last.ckpt").touch()
+        assert sentence in result.output
 
 
 @pytest.mark.parametrize(
@@ -288,10 +298,55 @@ def test_a_run_has_the_name_of_its_recipe(
 
 def test_a_run_that_goes_on_needs_only_what_changes(run_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(run_folder, tmp_path / "run")
-    code, _, error = run_cli("train", "trainer.log_every=1", "--resume", "--out", str(folder))
-    assert code == 0, error
-    found, before = (load_recipe(place / "recipe.yaml") for place in (folder, run_folder))
-    assert (found.trainer.log_every, found.model, found.data) == (1, before.model, before.data)
+    for arguments, log_every in (
+        (["trainer.log_every=1", "--resume", "--out", str(folder)], 1),
+        (["--resume", str(folder), "trainer.log_every=2"], 2),
+        (["--resume", str(folder)], 2),
+    ):
+        code, _, error = run_cli("train", *arguments)
+        assert code == 0, error
+        found, before = (load_recipe(place / "recipe.yaml") for place in (folder, run_folder))
+        assert (found.trainer.log_every, found.model, found.data) == (log_every, before.model, before.data)
+
+
+@pytest.mark.parametrize("name", ["digits", "my.yaml"])
+def test_a_recipe_that_goes_on_is_not_taken_for_a_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.yaml").write_text("base: digits\n")
+    found: list[tuple[bool, Path]] = []
+    monkeypatch.setattr("starseq.jobs.train.train", lambda recipe, out, **_: found.append((recipe is None, out)))
+    run_cli("train", name, "--resume")
+    assert found == [(False, Path("runs") / name.removesuffix(".yaml"))]
+
+
+def test_a_live_folder_is_refused_before_anything_is_imported(tmp_path: Path) -> None:
+    script = (
+        "import sys; from starseq.cli import app\n"
+        "try: app(sys.argv[1:], standalone_mode=False)\n"
+        "except ValueError as error: print(error, 'torch' in sys.modules)"
+    )
+    with locked(tmp_path / "run", tmp_path / "run" / ".lock"):
+        for arguments in (["digits", "--out", str(tmp_path / "run")], ["--resume", "--out", str(tmp_path / "run")]):
+            output = finished(python("-c", script, "train", *arguments))
+            assert output == f"{tmp_path / 'run'}: another process is writing it False\n"
+        assert os.listdir(tmp_path / "run") == [".lock"]
+
+
+def test_only_the_first_of_several_processes_looks_whether_a_folder_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Path] = []
+    monkeypatch.setattr("starseq.jobs.train.train", lambda recipe, out, **_: found.append(out))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("RANK", "1")
+    with locked(tmp_path, tmp_path / ".lock"):
+        run_cli("train", "digits", "--out", str(tmp_path))
+        assert found == [tmp_path]
+        monkeypatch.setenv("RANK", "0")
+        assert "another process is writing it" in run_cli("train", "digits", "--out", str(tmp_path))[2]
+    assert found == [tmp_path]
 
 
 def test_the_list_of_recipes() -> None:
@@ -376,7 +431,7 @@ def test_what_failed_before_its_first_checkpoint_goes_on(corpus: Path, tmp_path:
         with pytest.raises(DataError, match="nothing is saved yet: make room, then --resume"):
             train(recipe, tmp_path / "run")
         assert (tmp_path / "run" / "model.safetensors").exists()
-        with pytest.raises(DataError, match="there is a run here already; add --resume"):
+        with pytest.raises(DataError, match="there is a run here already: `starseq train --resume"):
             train(recipe, tmp_path / "run")
         full = False
         train(None, tmp_path / "run", resume=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +32,8 @@ from starseq.train.checkpoint import load_checkpoint, save_checkpoint
 from starseq.train.loop import Hooks, Loop, Window, share_of
 from starseq.train.metrics import Appended, Log, Metrics, read_metrics
 from starseq.train.processes import others_may_end, start
-from starseq.train.schedule import rate_factor
+from starseq.train.schedule import Patience, rate_factor
+from starseq.train.time_left import TimeLeft
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +99,7 @@ CASES = {
     "averaged": ("optim.average=0.3",),
     "workers": ("data.workers=1", "data.cache=false"),
     "adaptive": ("penalty={name: adaptive}",),
+    "evaluated often": ("trainer.eval_every=1", "trainer.patience=0.2"),
 }  # fmt: skip
 
 
@@ -115,6 +119,149 @@ def test_a_stopped_run_goes_on_exactly(case: str, root: Path, tmp_path: Path) ->
     assert differences(without_clock(tmp_path / "whole"), without_clock(tmp_path / "stopped")) == []
     whole, stopped = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped"))
     assert whole == stopped
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, *errors: float) -> None:
+    """Dev errors by step, from 1 on; the last one stays."""
+
+    def dev_errors(self: Loop, dev: object) -> SimpleNamespace:
+        return SimpleNamespace(percent=errors[min(self.at.step, len(errors)) - 1])
+
+    monkeypatch.setattr(Loop, "dev_errors", dev_errors)
+
+
+EARLY = ("trainer.eval_every=1", "trainer.log_every=1", "optim.schedule.name=constant")
+
+
+def test_a_run_that_stands_still_stops_early_with_its_best(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Smoothed it is at its lowest, 21, at step 6, so half of the steps are waited at step 12."""
+    scripted(monkeypatch, 100.0, 99.0, 98.0, 42.0, 21.0, 20.0, 28.0, 36.0, 40.0)
+    said: list[str] = []
+    recipe = tiny.recipe(root, *EARLY)
+    whole = train(recipe, tmp_path / "whole", on_message=said.append)
+    assert (whole.steps, whole.best_step, whole.best_error, whole.stopped_early) == (12, 6, 20.0, True)
+    assert sum("stops early" in sentence for sentence in said) == 1
+    assert (
+        "step 12: training stops early, for dev error has stood still since step 6 (trainer.patience=0.5)" in said[-1]
+    )
+    assert "stopped early" in str(whole)
+    assert runs.load(tmp_path / "whole").step == 6
+    assert runs.read_results(tmp_path / "whole")["train"]["stopped_early"] is True
+    # Killed and resumed it stops at the same step, and once it has stopped it is over.
+    for step in (5, 9, 11):
+        with pytest.raises(Killed):
+            train(recipe, tmp_path / "stopped", resume=True, on_metrics=kill_at(step))
+    for _ in range(2):
+        assert train(None, tmp_path / "stopped", resume=True).stopped_early
+        assert differences(without_clock(tmp_path / "whole"), without_clock(tmp_path / "stopped")) == []
+    # Unless its patience is taken away.
+    patient = train(tiny.recipe(root, *EARLY, "trainer.patience=null"), tmp_path / "stopped", resume=True)
+    assert (patient.steps, patient.best_step, patient.stopped_early) == (tiny.STEPS, 6, False)
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        (99.0, 100.0, 98.0, *(97.0,) * 30),  # reads nothing yet
+        (90.0, 40.0, 10.0, 9.0, 9.5, 9.2, 9.1, 8.9, 9.0, 8.8, 8.9, 8.7, 8.9, 8.6, 8.7, 8.5, 8.6, 8.4, 8.5),  # hovers
+        (60.0, 30.0, 5.0, 28.0, 27.0, 26.0, 25.0, 24.0, 23.0, 22.0, 21.0, 20.0, 19.0, 18.0, 17.0),  # was lucky once
+    ],
+    ids=["reads nothing", "hovers", "lucky"],
+)
+def test_a_run_that_may_still_get_better_goes_on(curve: tuple[float, ...]) -> None:
+    patience = Patience()
+    for step, error in enumerate(curve, start=1):
+        patience.observe(step, error)
+        assert not patience.is_over(0.5), step
+
+
+def test_a_plateau_before_reading_does_not_count_afterwards() -> None:
+    patience = Patience()
+    over = []
+    for step, error in enumerate([*(98.0,) * 20, 40.0, 30.0, *(31.0,) * 30], start=1):
+        patience.observe(step, error)
+        over.append(patience.is_over(0.5))
+    assert over.index(True) + 1 == 46  # twice as many steps as at 23, where the last three had a new lowest median
+
+
+def test_a_checkpoint_is_written_within_minutes(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the recipe says, and a run goes on from it exactly."""
+    rare = ("trainer.checkpoint_every=1000", "trainer.log_every=1")
+    train(tiny.recipe(root, *rare), tmp_path / "whole")
+    now, saved = 0.0, list[tuple[float, int]]()
+    monkeypatch.setattr("starseq.train.loop.time", SimpleNamespace(monotonic=lambda: now))
+    real = save_checkpoint
+
+    def save(path: Path, state: dict[str, Any]) -> None:
+        saved.append((now, state["position"]["step"]))
+        real(path, state)
+
+    def hook(metrics: Metrics) -> None:
+        nonlocal now
+        now += 110.0
+        if metrics.step == 11:
+            raise Killed
+
+    monkeypatch.setattr("starseq.train.loop.save_checkpoint", save)
+    with pytest.raises(Killed):
+        train(tiny.recipe(root, *rare), tmp_path / "stopped", on_metrics=hook)
+    assert saved == [(330.0, 3), (660.0, 6), (990.0, 9)]
+    said: list[str] = []
+    train(None, tmp_path / "stopped", resume=True, on_message=said.append)
+    assert any("goes on after step 9" in sentence for sentence in said)
+    assert differences(without_clock(tmp_path / "whole"), without_clock(tmp_path / "stopped")) == []
+
+
+class Clock:
+    """Time that passes where the script says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_time_left_does_not_jump() -> None:
+    """Steps of a second with a slow start, a stall and unequal batches; evaluations and checkpoints between them."""
+    clock = Clock()
+    left = TimeLeft(clock)
+    draw = random.Random(1)
+    steps = [40.0, 5.0, *(draw.uniform(0.5, 1.5) for _ in range(598))]
+    steps[333] = 200.0
+    told: list[tuple[int, float, float]] = []
+    for step, took in enumerate(steps, start=1):
+        clock.now += took
+        left.stepped()
+        if step % 50 == 0:
+            with left.aside("evaluation"):
+                clock.now += 20.0
+        if step % 100 == 0:
+            with left.aside("checkpoint"):
+                clock.now += 5.0
+        todo = len(steps) - step
+        if step >= 20 and step % 10 == 0:
+            told.append((step, clock.now, left(todo, evaluations=-(-todo // 50), checkpoints=-(-todo // 100))))
+    for step, now, estimate in told:
+        truth = clock.now - now - (200.0 if step <= 333 else 0.0)  # the stall to come is nobody's to know
+        unknown = 300.0 if step < 100 else 0.0  # before the first evaluation and checkpoint, and from few steps
+        assert abs(estimate - truth) < 60.0 + unknown, (step, estimate, truth)
+    known = [(step, now + estimate) for step, now, estimate in told if step >= 100]
+    for (before, end), (after, then) in itertools.pairwise(known):
+        assert abs(then - end) < (225 if before <= 333 < after else 25), (after, end, then)
+    assert told[-1][2] == 0
+
+
+def test_the_time_left_of_steps_that_take_minutes() -> None:
+    clock = Clock()
+    left = TimeLeft(clock)
+    assert left(10) == 0
+    for took in (300.0, 100.0, 100.0, 100.0):
+        clock.now += took
+        left.stepped()
+    assert left(6, evaluations=3) == 600
 
 
 def test_what_a_run_leaves(root: Path, tmp_path: Path) -> None:

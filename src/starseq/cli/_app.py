@@ -54,15 +54,21 @@ def fail(sentence: str, code: int = 2) -> NoReturn:
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar on stderr, fed by ``progress(done, total)``; nothing is drawn where stderr is not a terminal."""
+def progress_bar(what: str, *, goes_on: bool = False, but: str = "") -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on stderr, fed by ``progress(done, total)``; nothing is drawn where stderr is not a terminal.
+
+    Ctrl-C ends the command with exit code 130 and one sentence, which says whether the same command goes on.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(what, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
+    try:
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+            task = bars.add_task(what, total=None)
+            yield lambda done, total: bars.update(task, completed=done, total=total)
+    except KeyboardInterrupt:
+        fail(f"stopped; the same command {'goes on where this one stopped' if goes_on else 'begins anew'}{but}", 130)
 
 
 def numbers(text: str, option: str) -> tuple[float, ...]:

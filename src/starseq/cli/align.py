@@ -34,7 +34,7 @@ def align(
     """
     from starseq.jobs import align as job
 
-    with progress_bar("Aligning") as progress:
+    with progress_bar("Aligning", goes_on=True) as progress:
         counts = job.align(
             run, manifest, out, format=format, split=split, log_penalty=log_penalty, device=device, root=root,
             skip_bad=skip_bad, progress=progress,

@@ -45,7 +45,7 @@ def complete(
     from starseq.data.manifest import OPEN_EVERYWHERE
     from starseq.jobs import complete as job
 
-    with progress_bar("Completing") as progress:
+    with progress_bar("Completing", goes_on=True) as progress:
         counts = job.complete(
             run, manifest, out, threshold=threshold, split=split, lm=lm, alpha=alpha, beta=beta, beam=beam,
             force=force, device=device, root=root, skip_bad=skip_bad, progress=progress,

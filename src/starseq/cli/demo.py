@@ -27,6 +27,6 @@ def demo(
     """
     from starseq.jobs import demo as job
 
-    with progress_bar("Training") as progress:
+    with progress_bar("Training", goes_on=True) as progress:
         result = job.demo(out, steps=steps, seed=seed, progress=progress, say=lambda line: typer.echo(line, err=True))
     typer.echo(f"\n{result.table()}\n\n{result.page}: curves, examples and alignments")

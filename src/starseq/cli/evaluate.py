@@ -67,7 +67,7 @@ def evaluate(
     from starseq.jobs import evaluate as job
     from starseq.jobs.decode import BeamReader
 
-    with progress_bar("Reading") as progress:
+    with progress_bar("Reading", but=", less what a search has read") as progress:
         reader = BeamReader(
             lm, lexicon, rescore, alpha, beta, rescore_alpha, rescore_beta, rescore_unit,
             Beam(size=500 if beam is None else beam, tokens=beam_tokens), workers, job.device_of(device), root, progress,

@@ -80,7 +80,9 @@ def train(
             width=width, heads=heads, hidden=hidden, layers=layers, dropout=dropout, vocabulary_size=vocabulary_size,
             batch_tokens=batch_tokens, lr=lr, warmup_steps=warmup, max_steps=steps, eval_every=eval_every, seed=seed,
         )  # fmt: skip
-        with progress_bar("Training the language model") as progress:
+        with progress_bar(
+            "Training the language model", but=", with --resume it goes on from the last checkpoint"
+        ) as progress:
             result = job.train_neural(
                 texts, out, settings, dev=dev or (), unit=used, normaliser=normaliser, resume=resume, device=device,
                 progress=progress,

@@ -96,7 +96,7 @@ def prepare_features(
     """
     from starseq.jobs import prepare as job
 
-    with progress_bar("Computing features") as progress:
+    with progress_bar("Computing features", goes_on=True) as progress:
         result = job.features(
             source, target, rate=rate, bands=bands, root=root, workers=workers, skip_bad=skip_bad, progress=progress
         )

@@ -96,7 +96,7 @@ def pseudo(
 
     if threshold is not None and kind != "confident":
         raise ValueError(f"--threshold is for --kind confident, not {kind}")
-    with progress_bar("Labelling" if merge is None else "Merging") as progress:
+    with progress_bar("Labelling" if merge is None else "Merging", goes_on=True) as progress:
         summary = job.pseudo(
             run, manifest, out, kind=kind, also=also or (), splits=split or (),
             threshold=job.THRESHOLD if threshold is None else threshold, lm=lm, lexicon=lexicon, rescore=rescore, alpha=alpha,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from starseq import recipes
 from starseq.cli._app import app
+from starseq.data.files import check_unlocked
 
 if TYPE_CHECKING:
     from starseq.jobs.train import Metrics
@@ -23,7 +25,10 @@ SECONDS_PER_LINE = 20
 def train(
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="[RECIPE]", help="A recipe of the package, such as handwriting, or a YAML file."),
+        typer.Argument(
+            metavar="[RECIPE]",
+            help="A recipe of the package, such as handwriting, or a YAML file; with --resume, a run's folder.",
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -33,7 +38,7 @@ def train(
         Path | None, typer.Option(help="The run folder.", show_default="runs/RECIPE", metavar="FOLDER")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the folder, from its last checkpoint.")
+        bool, typer.Option("--resume", help="Go on with a run from its last checkpoint: --resume FOLDER is enough.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="One synthetic batch, no data, nothing is written.")
@@ -50,16 +55,24 @@ def train(
     if list_recipes:
         typer.echo(recipes.listing())
         return
-    from starseq.config import load_recipe
-
     changes = list(overrides or ())
-    if recipe is not None and resume and out is not None and "=" in recipe and not Path(recipe).exists():
+    if recipe is not None and resume and "=" in recipe and not Path(recipe).exists():
         changes.insert(0, recipe)
         recipe = None
+    if recipe is not None and resume and out is None and _is_folder(recipe):
+        out = Path(recipe)
+        recipe = None
     if recipe is None and not (resume and out is not None):
-        raise ValueError("which recipe? `starseq train --list` names them; only --resume with --out needs none")
-    if recipe is None and changes and out is not None and (out / "recipe.yaml").is_file():
-        recipe = str(out / "recipe.yaml")
+        raise ValueError(
+            "which recipe? `starseq train --list` names them; only --resume with a run's folder needs none"
+        )
+    folder = out or Path("runs") / re.sub(r"\.ya?ml$", "", Path(str(recipe)).name)
+    if not dry_run and _is_first_process():
+        check_unlocked(folder, folder / ".lock")  # at once, before torch is imported
+    from starseq.config import load_recipe
+
+    if recipe is None and changes and (folder / "recipe.yaml").is_file():
+        recipe = str(folder / "recipe.yaml")
     loaded = None if recipe is None else load_recipe(recipe, changes)
     from starseq.jobs import train as job
 
@@ -68,7 +81,6 @@ def train(
             raise ValueError("--dry-run needs a recipe")
         typer.echo(str(job.dry_run(loaded)))
         return
-    folder = out or Path("runs") / re.sub(r"\.ya?ml$", "", Path(str(recipe)).name)
     display = _Display()
     try:
         with display:
@@ -81,11 +93,24 @@ def train(
                 on_message=display.say,
             )
     except KeyboardInterrupt:
-        if display.used:
-            display.say(f"stopped; `starseq train --resume --out {folder}` {job.goes_on(folder)}")
+        if _is_first_process():
+            display.say(job.goes_on(folder))
         raise SystemExit(130) from None
     if display.used:
         typer.echo(str(result))
+
+
+def _is_folder(name: str) -> bool:
+    """Whether a name is that of a run's folder, not of a recipe."""
+    if (Path(name) / "recipe.yaml").is_file():
+        return True
+    return not Path(name).is_file() and name not in recipes.names() and not re.search(r"\.ya?ml$", name)
+
+
+def _is_first_process() -> bool:
+    """Of several that torchrun, SLURM or this command itself has started: the first has the folder."""
+    rank = next((os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ), "0")
+    return rank == "0"
 
 
 class _Display:

@@ -54,7 +54,7 @@ def tune(
     from starseq.jobs.tune import tune as job
 
     settings = Beam(size=beam, tokens=beam_tokens, nbest=nbest)
-    with progress_bar("Tuning") as progress:
+    with progress_bar("Tuning", goes_on=True) as progress:
         result = job(
             run, lm=lm, lexicon=lexicon, rescore=rescore, rescore_unit=rescore_unit, split=split, manifest=manifest,
             root=root, beam=settings, alpha=alpha, beta=beta, rounds=rounds, workers=workers, device=device_of(device),

@@ -29,6 +29,7 @@ from starseq.data.batching import BatchSampler, Sizes, frames_after
 from starseq.data.errors import DataError
 from starseq.data.features import LogMel
 from starseq.data.manifest import ManifestError, Progress, Row, read_bytes, read_manifest
+from starseq.data.pool import interrupts_held
 from starseq.text.gaps import split_gaps
 from starseq.text.tokeniser import Tokeniser
 
@@ -328,7 +329,9 @@ class BatchLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Any:
-        for batch in super().__iter__():
+        with interrupts_held():  # this starts the workers
+            batches = super().__iter__()
+        for batch in batches:
             if isinstance(batch, ManifestError):
                 raise batch
             yield batch

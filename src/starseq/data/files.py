@@ -17,6 +17,7 @@ from starseq.data.errors import DataError
 __all__ = [
     "atomic_writer",
     "check_target",
+    "check_unlocked",
     "hash_of",
     "locked",
     "naming",
@@ -119,6 +120,21 @@ def locked(target: str | os.PathLike[str], path: Path) -> Iterator[None]:
             if is_new:
                 path.parent.rmdir()  # unless something was written
         os.close(descriptor)
+
+
+def check_unlocked(target: str | os.PathLike[str], path: Path) -> None:
+    """A `DataError` where another process is in a `locked` block with this `path`, found out without taking the lock."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise DataError(f"{os.fspath(target)}: another process is writing it") from None
+    except OSError:
+        pass  # no such file, or no locks here
 
 
 def _sync_folder(folder: Path) -> None:

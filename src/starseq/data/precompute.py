@@ -9,19 +9,14 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import multiprocessing
 import os
-import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from starseq.data.dataset import Reader
 from starseq.data.errors import DataError
@@ -36,6 +31,7 @@ from starseq.data.manifest import (
     read_bytes,
     read_manifest,
 )
+from starseq.data.pool import pool
 
 SHARD_ROWS = 256
 
@@ -103,21 +99,9 @@ def _run(shards: Sequence[_Shard], workers: int) -> Iterator[tuple[str, list[Bad
     if workers < 1:
         yield from (shard.write() for shard in shards)
         return
-    # Spawned, not forked: torch's threads do not survive a fork. One thread each, or the processes fight for cores.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_begin) as pool:
-        try:
-            yield from pool.map(_Shard.write, shards)
-        except BrokenProcessPool:
-            raise DataError("a worker was killed, perhaps for want of memory: fewer workers need less") from None
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _begin() -> None:
-    """In a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the first one ends the others
-    torch.set_num_threads(1)
+    # Spawned, not forked: torch's threads do not survive a fork.
+    with pool(_Shard.write, workers, "spawn") as submit:
+        yield from (result() for result in [submit(shard) for shard in shards])
 
 
 def _load(path: Path) -> dict[str, list[dict[str, Any]]]:

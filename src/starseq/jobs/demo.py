@@ -19,6 +19,7 @@ from starseq.corpora import digits
 from starseq.data.errors import DataError
 from starseq.data.files import write_text
 from starseq.data.manifest import Progress
+from starseq.data.pool import interrupts_held
 from starseq.jobs.evaluate import Evaluation, evaluate
 from starseq.jobs.report import report
 
@@ -194,7 +195,8 @@ def _train_all(
                 process = context.Process(
                     target=_train_one, args=(recipes[key], out / key, sending, os.getpid()), daemon=True
                 )
-                process.start()
+                with interrupts_held():
+                    process.start()
                 sending.close()
                 running[receiving] = (key, process)
             for pipe in wait(list(running)):

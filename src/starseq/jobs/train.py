@@ -84,7 +84,8 @@ def _trained(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resume:
         found = {"metric": result.metric, "error": result.best_error, "step": result.best_step}
         ended = {
             "steps": result.steps, "epochs": result.epochs, "seconds": round(result.seconds, 1),
-            "skipped": result.skipped, "best_dev": found, "rows": report.rows, "pruned": report.pruned,
+            "skipped": result.skipped, "stopped_early": result.stopped_early, "best_dev": found,
+            "rows": report.rows, "pruned": report.pruned,
             "too_long": list(report.too_long), "labels": report.labels, "labels_kept": report.kept,
         }  # fmt: skip
         with writing(folder, loop.saved_step):
@@ -127,9 +128,13 @@ def build_loop(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resum
 
 
 def goes_on(folder: str | os.PathLike[str]) -> str:
-    """What resuming a run that was stopped does."""
-    there = Path(folder, layout.CHECKPOINT).exists()
-    return "goes on from the last checkpoint" if there else "begins anew, for there is no checkpoint yet"
+    """How a run that was stopped goes on, in one sentence."""
+    folder = Path(folder)
+    if not (folder / layout.RECIPE).is_file():
+        return "stopped before training began; the same command begins anew"
+    there = (folder / layout.CHECKPOINT).exists()
+    what = "goes on from the last checkpoint" if there else "begins anew, for there is no checkpoint yet"
+    return f"stopped; `starseq train --resume {folder}` {what}"
 
 
 def _draw_curves(folder: Path) -> None:
@@ -153,14 +158,20 @@ def _checked_recipe(recipe: Recipe | None, folder: Path, resume: bool) -> Recipe
     if resume and _saved(folder) and saved.is_file():
         changed = load_recipe(saved).differences(recipe)
         if changed:
-            raise DataError(f"{saved}: the recipe is not the one that the run began with: {'; '.join(changed)}")
+            raise DataError(
+                f"{saved}: the recipe is not the one that the run began with: {'; '.join(changed)}; "
+                f"`starseq train --resume {folder}` takes the run's own"
+            )
     return recipe
 
 
 def _refuse_what_is_there(folder: Path, resume: bool) -> None:
     """A run that would be overwritten is a `DataError`."""
     if _saved(folder) and not resume:
-        raise DataError(f"{folder}: there is a run here already; add --resume to go on, or choose another folder")
+        raise DataError(
+            f"{folder}: there is a run here already: `starseq train --resume {folder}` goes on with it; "
+            "or choose another folder"
+        )
     if resume and "train" in read_results(folder) and not (folder / layout.CHECKPOINT).exists():
         raise DataError(
             f"{folder}: this training is over, and without {layout.CHECKPOINT} there is nothing to go on from"

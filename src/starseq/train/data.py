@@ -16,6 +16,7 @@ from starseq.data.dataset import Item, ManifestDataset, Reader
 from starseq.data.drop import Dropper
 from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, Progress, Row, read_manifest
+from starseq.data.pool import interrupts_held
 from starseq.text.gaps import Unit
 from starseq.text.normalise import Normaliser
 from starseq.text.tokeniser import Tokeniser, UnknownLabel
@@ -171,7 +172,9 @@ class LabelledSet(ManifestDataset):
         if self._items is None or workers == 0:
             return
         loader = DataLoader(_Decoded(self), batch_size=None, num_workers=workers)
-        for index, item in enumerate(loader):
+        with interrupts_held():
+            items = iter(loader)
+        for index, item in enumerate(items):
             if isinstance(item, ManifestError):
                 raise item
             # A copy: what comes from a worker holds a file descriptor, of which there are few.

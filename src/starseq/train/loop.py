@@ -34,7 +34,8 @@ from starseq.train.data import LabelledSet, TrainingData
 from starseq.train.metrics import Log, Metrics
 from starseq.train.objective import Objective
 from starseq.train.processes import gathered
-from starseq.train.schedule import Plateau, rate_factor
+from starseq.train.schedule import Patience, Plateau, rate_factor
+from starseq.train.time_left import TimeLeft
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -45,6 +46,8 @@ FRAMES_ON_GPU = 64
 """a batch's frames are padded to a multiple of so many: planning convolutions for every new shape takes half a second"""
 STEPS_PER_PROGRESS = 10
 SECONDS_PER_PICTURE = 60
+SECONDS_PER_CHECKPOINT = 300
+"""at least so often, whatever `trainer.checkpoint_every` says: who stops a run loses minutes"""
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,13 @@ class TrainResult:
     best_error: float | None
     """greedy, on dev, in percent; None without a dev split"""
     best_step: int
+    stopped_early: bool = False
+    """whether it ended because dev error stood still, before its last step"""
 
     def __str__(self) -> str:
         done = f"{self.folder}: {self.steps:,} steps in {self.seconds:,.0f} s"
+        if self.stopped_early:
+            done += ", stopped early (trainer.patience)"
         if self.best_error is None:
             return done
         return f"{done}; best {self.metric.upper()} on dev {self.best_error:.2f} % at step {self.best_step:,}"
@@ -168,11 +175,13 @@ class Loop:
             seed=recipe.seed, rank=fabric.global_rank, world=fabric.world_size,
         )  # fmt: skip
         self.plateau = Plateau(recipe.optim.schedule.factor, recipe.optim.schedule.patience)
+        self.patience = Patience()
         self.at, self.sums = _Position(), _Sums()
         self.saved_step: int | None = None
         self._saved_epoch = 0
         self._skipped_in_a_row = 0
-        self._drawn = time.monotonic()
+        self._drawn = self._saved = time.monotonic()
+        self._left = TimeLeft()
 
     # --- the course of a run ------------------------------------------------------------------------------------------
 
@@ -188,7 +197,8 @@ class Loop:
         if self.data.dev is not None:
             self.data.dev.fill(workers)
         loader = self._loader(self.data.train, self.sampler, workers)
-        self._clock = time.monotonic()
+        self._clock = self._saved = time.monotonic()
+        self._left = TimeLeft()
         try:
             while not self._done():
                 self._epoch(loader)
@@ -206,12 +216,20 @@ class Loop:
             metric="wer" if self.tokeniser.unit == "word" else "cer",
             best_error=None if self.data.dev is None else at.best_error,
             best_step=at.step if self.data.dev is None else at.best_step,
+            stopped_early=self._stands_still() and not self._at_its_end(),
         )
 
     def _loader(self, data: LabelledSet, sampler: BatchSampler, workers: int) -> BatchLoader:
         return BatchLoader(data, sampler, workers=workers, pin_memory=self.fabric.device.type == "cuda")
 
     def _done(self) -> bool:
+        return self._at_its_end() or self._stands_still()
+
+    def _stands_still(self) -> bool:
+        share = self.recipe.trainer.patience
+        return share is not None and self.patience.is_over(share)
+
+    def _at_its_end(self) -> bool:
         trainer = self.recipe.trainer
         return (trainer.max_steps is not None and self.at.step >= trainer.max_steps) or (
             trainer.max_epochs is not None and self.at.epoch >= trainer.max_epochs
@@ -227,6 +245,7 @@ class Loop:
             upcoming = next(windows, None)  # read and decoded while the device works
             stepped = self._update(window, pending)
             self.at.batch += len(window.batches)
+            self._left.stepped()
             if stepped:
                 self._after_step(pending)
             window = upcoming
@@ -378,7 +397,13 @@ class Loop:
         trainer, at = self.recipe.trainer, self.at
         if self._is_logged(at.step):
             self._write_log(pending, self._evaluate() if self._is_evaluated(at.step) else None)
-        if at.step % trainer.checkpoint_every == 0:
+            if self._stands_still() and not self._at_its_end() and self.hooks.message is not None:
+                self.hooks.message(
+                    f"step {at.step:,}: training stops early, for dev error has stood still since step "
+                    f"{self.patience.since:,} (trainer.patience={trainer.patience:g}); the best was {at.best_error:.2f} % "
+                    f"at step {at.best_step:,}"
+                )
+        if at.step % trainer.checkpoint_every == 0 or time.monotonic() - self._saved >= SECONDS_PER_CHECKPOINT:
             self.save()
         if self.hooks.progress is not None and at.step % STEPS_PER_PROGRESS == 0:
             self.hooks.progress(at.step, max(at.step, self._total_steps()))
@@ -398,10 +423,16 @@ class Loop:
             steps.append(trainer.max_epochs * -(-len(self.sampler) // self.accumulate))
         return int(min(steps))
 
+    def _seconds_left(self) -> float:
+        trainer, steps = self.recipe.trainer, max(0, self._total_steps() - self.at.step)
+        evaluations = 0 if self.data.dev is None else -(-steps // trainer.eval_every)
+        by_time = self._left(steps, evaluations=evaluations) / SECONDS_PER_CHECKPOINT
+        checkpoints = max(by_time, steps / trainer.checkpoint_every)
+        return self._left(steps, evaluations=evaluations, checkpoints=checkpoints)
+
     def _write_log(self, pending: _Pending, dev_error: float | None) -> None:
         self._tick()
         at, sums = self.at, self.sums
-        speed = sums.steps / max(sums.seconds, 1e-9)
         metrics = Metrics(
             step=at.step,
             epoch=at.epoch,
@@ -415,7 +446,7 @@ class Loop:
             frames_per_second=sums.frames / max(sums.seconds, 1e-9),
             skipped=at.skipped,
             seconds=at.seconds,
-            seconds_left=max(0, self._total_steps() - at.step) / speed,
+            seconds_left=0.0 if self._stands_still() else self._seconds_left(),
             dev_error=dev_error,
         )
         self.sums = _Sums()
@@ -434,11 +465,13 @@ class Loop:
         at.evaluated = at.step
         if dev is None:
             return None
-        error = self.dev_errors(dev).percent
-        self.plateau.observe(error)
-        if error < at.best_error or at.best_step == 0:
-            at.best_error, at.best_step = error, at.step
-            self._save_model(error)
+        with self._left.aside("evaluation"):
+            error = self.dev_errors(dev).percent
+            self.plateau.observe(error)
+            self.patience.observe(at.step, error)
+            if error < at.best_error or at.best_step == 0:
+                at.best_error, at.best_step = error, at.step
+                self._save_model(error)
         self._tick(training=False)
         return error
 
@@ -483,7 +516,7 @@ class Loop:
     def _draw(self) -> None:
         self._drawn = time.monotonic()
         if self.hooks.draw is not None:
-            with writing(self.folder, self.saved_step):
+            with writing(self.folder, self.saved_step), self._left.aside("picture"):
                 self.hooks.draw(self.folder)
 
     # --- what is kept -------------------------------------------------------------------------------------------------
@@ -507,14 +540,15 @@ class Loop:
                 "sampler": dict(self.sampler.state_dict(self.at.batch)),
                 "labels": self.data.train.digest,
                 "plateau": asdict(self.plateau),
+                "patience": asdict(self.patience),
                 "position": asdict(self.at),
                 "sums": asdict(self.sums),
             }
             if self.average is not None:
                 state["average"] = self.average.network.state_dict()
-            with writing(self.folder, self.saved_step):
+            with writing(self.folder, self.saved_step), self._left.aside("checkpoint"):
                 save_checkpoint(self.folder / layout.CHECKPOINT, state)
-        self.saved_step, self._saved_epoch = self.at.step, self.at.epoch
+        self.saved_step, self._saved_epoch, self._saved = self.at.step, self.at.epoch, time.monotonic()
         self._tick(training=False)
 
     def resume(self) -> bool:
@@ -532,6 +566,7 @@ class Loop:
             self.penalty.load_state_dict(state["penalty"])
             self.scaler.load_state_dict(state["scaler"])
             self.plateau, self.at = Plateau(**state["plateau"]), _Position(**state["position"])
+            self.patience = Patience(**state.get("patience", {}))
             self.sums = _Sums(**state["sums"])
             if self.average is not None:
                 self.average.network.load_state_dict(state["average"])

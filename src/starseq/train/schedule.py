@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median
 
 
 def rate_factor(
@@ -65,3 +66,52 @@ class Plateau:
         self.waited += 1
         if self.waited >= self.patience:
             self.reductions, self.waited = self.reductions * self.factor, 0
+
+
+READS = 50.0
+"""dev error, in percent, above which a model hardly reads: there it may stand still for long and then begin"""
+FEWEST_EVALUATIONS = 4
+SMOOTHED = 3
+
+
+@dataclass
+class Patience:
+    """Whether dev error has stood still for so long that a run had better end: for a share of all steps up to now.
+
+    What counts is the median of three evaluations in a row, so that one lucky evaluation early on is no mark that everything
+    later has to beat, and a curve that hovers while it falls goes on. A run has to begin to read first.
+
+    >>> patience = Patience()
+    >>> for step, error in enumerate((90.0, 40.0, 30.0, 20.0, 10.0, 12.0, 11.0, 15.0, 16.0, 15.0), start=1):
+    ...     patience.observe(step, error)
+    >>> patience.best, patience.since, patience.is_over(0.5), patience.is_over(0.3)
+    (11.0, 7, False, False)
+    >>> for step in range(11, 15):
+    ...     patience.observe(step, 15.0)
+    >>> patience.is_over(0.5)
+    True
+    """
+
+    best: float = math.inf
+    """the lowest of the medians"""
+    since: int = 0
+    """the step that it was found at"""
+    waited: int = 0
+    """evaluations after it"""
+    step: int = 0
+    """of the last evaluation"""
+    recent: list[float] = field(default_factory=list)
+
+    def observe(self, step: int, error: float) -> None:
+        if step == self.step:  # seen already
+            return
+        self.step, self.recent = step, [*self.recent, error][-SMOOTHED:]
+        smooth = median(self.recent)
+        if len(self.recent) == SMOOTHED and smooth < self.best:
+            self.best, self.since, self.waited = smooth, step, 0
+        else:
+            self.waited += 1
+
+    def is_over(self, share: float) -> bool:
+        enough = self.waited >= FEWEST_EVALUATIONS and self.step - self.since >= share * self.step
+        return enough and self.best < READS
