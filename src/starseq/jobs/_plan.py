@@ -29,7 +29,7 @@ FEWEST, MOST = 0.25, 2.0
 EVALUATIONS = 10
 """of a training, at least"""
 DENSER = 0.85
-"""Labels are missing where training rows have less than this share of the characters a second, or a line height, of dev and test."""
+"""Labels are missing where training rows have less than this share of the characters of dev and test, for their size."""
 DENSITY_ROWS = 20
 """rows on either side that such a comparison needs"""
 CLOSED_TYPES, CLOSED_TIMES = 200, 20
@@ -262,6 +262,8 @@ class Plan:
     """rows of train that become dev"""
     closes: bool = False
     """whether texts without a mark are taken for complete"""
+    silent: bool = False
+    """whether no text can be known to be complete, for labels are missing without a mark"""
     judged: list[str] = field(default_factory=list)
     """splits to evaluate on; the first is dev, where there is one"""
     tests: list[str] = field(default_factory=list)
@@ -326,6 +328,10 @@ def _decide_criterion(plan: Plan, found: Survey, asked: str | None) -> None:
         reasons.append(f"they have {ours:.2f} characters {unit}, and those of dev and test {theirs:.2f}")
     if asked == "stc" and not reasons:
         reasons.append("criterion.name=stc asks for it")
+    plain = train.told - train.gaps - train.closed - train.lost
+    if plain and train.gaps and not (train.lost or found.thinner or plan.drops or asked == "stc"):
+        plan.closes = True
+    plan.silent = bool(reasons) and not (plan.closes or train.lost or plan.drops or not plain)
     if reasons and asked in (None, "stc"):
         plan.criterion, plan.teacher = "stc", True
         say(
@@ -345,6 +351,10 @@ def _decide_criterion(plan: Plan, found: Survey, asked: str | None) -> None:
         say(
             "no row marks a gap, and nothing else says that labels are missing: CTC will do. "
             "If they are missing without a mark, add criterion.name=stc"
+        )
+    if plan.closes and train.gaps:
+        say(
+            f"{plain:,} rows mark no gap, and are taken for complete, as others mark theirs; add criterion.name=stc if they are not"
         )
     if train.untold:
         say(f"{train.untold:,} rows without text are read by the teacher, and the student learns from them too")
@@ -369,8 +379,6 @@ def _decide_unit(plan: Plan, found: Survey) -> None:
 def _decide_splits(plan: Plan, found: Survey) -> None:
     say = plan.why.append
     plan.tests = found.names("test")
-    # Where labels may be missing without a mark, a text that has none cannot be trusted.
-    silent = plan.teacher and not (found.train.gaps or found.train.lost or plan.drops or plan.closes)
     given = found.names(DEV)
     if given:
         judged, rows = (sum(getattr(found.splits[name], count) for name in given) for count in ("judged", "rows"))
@@ -385,7 +393,7 @@ def _decide_splits(plan: Plan, found: Survey) -> None:
     else:
         trained = (row for row in read_manifest(found.manifest, labelled=False) if _is_trained(row))
         plan.dev = choose_dev(
-            (row, can_be_judged(row) and (not silent or "text_full" in row.fields)) for row in trained
+            (row, can_be_judged(row) and (not plan.silent or "text_full" in row.fields)) for row in trained
         )
         if plan.dev is None:
             say(

@@ -278,7 +278,7 @@ class _Fit:
         """Does a part, unless it is done, and writes down that it is."""
         if part in self.state.done:
             return
-        self.clock.begin(part)
+        self.clock.begin()
         getattr(self, f"_{part}")()
         self.state.done[part] = self.clock.end()
         self.state.write()
@@ -560,11 +560,11 @@ class _Clock:
 
     def __init__(self, done: dict[str, float]) -> None:
         self.done = done
-        self.part, self.begun = "", 0.0
+        self.begun, self.share = 0.0, 0.0
         self._first: tuple[int, float] | None = None
 
-    def begin(self, part: str) -> None:
-        self.part, self.begun, self._first = part, time.monotonic(), None
+    def begin(self) -> None:
+        self.begun, self._first = time.monotonic(), None
 
     def end(self) -> float:
         return round(time.monotonic() - self.begun, 1)
@@ -577,16 +577,14 @@ class _Clock:
         weight = {name: 1.0 if name in ("teacher", "student") else SHARES.get(name, 0.0) for name in parts}
         within = min(1.0, done / total) if total else 0.0
         before = sum(weight[name] for name in parts[: parts.index(part)])
-        share = (before + within * weight[part]) / (sum(weight.values()) or 1.0)
+        # A part that goes over its rows several times begins to count anew.
+        self.share = max(self.share, (before + within * weight[part]) / (sum(weight.values()) or 1.0))
         ahead = sum(weight[name] for name in parts[parts.index(part) + 1 :])
         training = max((self.done[name] for name in ("teacher", "student") if name in self.done), default=None)
-        left: float | None = None
-        if total and done > self._first[0]:
-            left = (now - self._first[1]) / (done - self._first[0]) * (total - done)
-            if part in ("teacher", "student"):
-                training = (now - self._first[1]) / (done - self._first[0]) * total
+        rate = (now - self._first[1]) / (done - self._first[0]) if done > self._first[0] else None
+        left = None if rate is None or not total else rate * (total - done)
+        if part in ("teacher", "student"):
+            training = training if rate is None or not total else rate * total
         elif training is not None:
-            left = max(0.0, training * weight[part] - (now - self.begun))
-        if left is None or training is None:
-            return share, None
-        return share, left + ahead * training
+            left = max(left or 0.0, training * weight[part] - (now - self.begun))
+        return self.share, None if left is None or training is None else left + ahead * training
