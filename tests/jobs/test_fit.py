@@ -31,7 +31,15 @@ SMALL = (
     "model.width=8", "model.layers=1", "trainer.max_steps=12", "trainer.accelerator=cpu", "trainer.threads=1",
     "trainer.tensorboard=false", "trainer.eval_every=6", "trainer.checkpoint_every=3", "optim.lr=0.01", "data.max_items=8",
 )  # fmt: skip
-PARTS = ("training the teacher", "completing", "training", "language model", "tuning", "evaluating")
+PARTS = (
+    "training the teacher",
+    "tuning the teacher",
+    "completing",
+    "training",
+    "language model",
+    "tuning",
+    "evaluating",
+)
 UNTOLD = 3
 
 
@@ -112,7 +120,8 @@ def test_the_whole_way(data: Path, whole: tuple[Path, list[str], list[job.Moment
         assert run.criterion == criterion
         assert set(runs.read_results(out / name)["evaluate"]) == {"dev", "test"}
     assert run.manifest.samefile(out / "completed.jsonl")
-    assert set(runs.read_results(out / "student")["evaluate"]["test"]) == {"greedy", "beam"}
+    for name in ("teacher", "student"):
+        assert set(runs.read_results(out / name)["evaluate"]["test"]) == {"greedy", "beam"}
     html = (out / "report.html").read_text()
     for part in ("teacher (STC)", "student (CTC)", "What was filled in", "<dt>completed</dt>", "class=lost"):
         assert part in html, part
@@ -179,7 +188,7 @@ def test_killed_in_the_students_training(
     arguments = [sys.executable, "-c", program, str(data / "partial.jsonl"), str(out), *SMALL]
     killed = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert set(json.loads((out / "fit.json").read_text())["done"]) == {"data", "teacher", "complete"}
+    assert set(json.loads((out / "fit.json").read_text())["done"]) == {"data", "teacher", "length", "complete"}
     fitted(data / "partial.jsonl", out)
     assert relocated(outcome(out)) == relocated(outcome(whole[0]))
 
@@ -247,7 +256,7 @@ def test_the_plan_alone(data: Path, tmp_path: Path, command: Command, monkeypatc
     assert lines[-2].startswith("expect ")
     assert "for 2 trainings of 12 steps here, at " in lines[-2]
     assert lines[-1] == (
-        "parts: data, training the teacher, completing, training, language model, tuning, evaluating, report"
+        "parts: data, training the teacher, tuning the teacher, completing, training, language model, tuning, evaluating, report"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -51,14 +51,14 @@ BEAM = Beam(size=60, tokens=20)
 """of the search that is tuned and evaluated"""
 TRAINING_SHARE = 0.75
 """of the time that `minutes` allows; the rest is for completion, search and evaluation"""
-SHARES = {"complete": 0.15, "lm": 0.02, "tune": 0.15, "evaluate": 0.1, "report": 0.02}
+SHARES = {"length": 0.1, "complete": 0.15, "lm": 0.02, "tune": 0.15, "evaluate": 0.1, "report": 0.02}
 """What a part takes, in times of a training, until it has begun: for the time left alone"""
 MEASURED_SECONDS, FIRST_MINUTE = 10.0, 60.0
 
 _STATE, _MANIFEST, _COMPLETED, _LM, _REPORT = "fit.json", "manifest.jsonl", "completed.jsonl", "lm.arpa", "report.html"
 _TITLES = {
-    "data": "data", "teacher": "training the teacher", "complete": "completing", "student": "training", "lm": "language model",
-    "tune": "tuning", "evaluate": "evaluating", "report": "report",
+    "data": "data", "teacher": "training the teacher", "length": "tuning the teacher", "complete": "completing",
+    "student": "training", "lm": "language model", "tune": "tuning", "evaluate": "evaluating", "report": "report",
 }  # fmt: skip
 
 PathLike = str | os.PathLike[str]
@@ -263,13 +263,14 @@ class _Fit:
 
     def parts(self) -> list[str]:
         """The parts of this fit, in their order, once the first has decided on them."""
-        middle = ["teacher", "complete", "student"] if self.plan["teacher"] else ["student"]
-        judged = self.plan["judged"]
+        has_dev, judged = DEV in self.plan["judged"], self.plan["judged"]
+        teacher = ["teacher", *(["length"] if has_dev else []), "complete"] if self.plan["teacher"] else []
         return [
             "data",
-            *middle,
+            *teacher,
+            "student",
             "lm",
-            *(["tune"] if DEV in judged else []),
+            *(["tune"] if has_dev else []),
             *(["evaluate"] if judged else []),
             "report",
         ]
@@ -366,6 +367,15 @@ class _Fit:
     def _teacher(self) -> None:
         self._train("teacher", self._recipe("first"))
 
+    def _length(self) -> None:
+        """What a teacher leaves out again and again, its student learns to leave out."""
+        found = tune(
+            self.out / "teacher", lm=None, split=DEV, beam=BEAM, workers=_workers(), device=device_of(self._device()),
+            progress=self._step("length"),
+        )  # fmt: skip
+        weight = f"with {found.beam.beta:+.2f} for each label"
+        self.say(f"teacher on dev: {found.metric} {found.greedy:.2f} % greedy, {found.beam.percent:.2f} % {weight}")
+
     def _complete(self) -> None:
         teacher = self.out / "teacher"
         summary = pseudo(
@@ -422,9 +432,10 @@ class _Fit:
         tables, step = {}, self._step("evaluate")
         for name in self._runs():
             reader = BeamReader(
-                lm=self.out / _LM, beam=BEAM, workers=_workers(), device=device_of(self._device()), progress=step
+                lm=self.out / _LM if name == "student" else None, beam=BEAM, workers=_workers(),
+                device=device_of(self._device()), progress=step, searched=True,
             )  # fmt: skip
-            methods = reader.methods() if name == "student" and DEV in self.plan["judged"] else {}
+            methods = reader.methods() if DEV in self.plan["judged"] else {}
             found = evaluate(
                 self.out / name, splits=self.plan["judged"], device=self._device(), methods=methods, progress=step
             )
