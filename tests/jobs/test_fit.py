@@ -247,6 +247,20 @@ def test_nothing_to_judge_on(data: Path, tmp_path: Path) -> None:
     assert "What was filled in" in result.page.read_text()
 
 
+def test_built_in_digits_by_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels that the recipe drops on the fly are filled in, too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job, "prepare", lambda name, out, **more: digits.prepare(out, train=16, dev=4, test=4))
+    result, said = fitted(Path("digits"), tmp_path / "out", "data.drop.p=0.5", "data.drop.unit=char")
+    assert any("data.drop drops labels): STC trains a teacher" in line for line in said)
+    assert list(result.tables) == ["teacher", "student"]
+    rows = [row for row in read_manifest(tmp_path / "out" / "completed.jsonl") if row["split"] == "train"]
+    assert rows
+    assert all(len(row["text_partial"]) <= len(row["text_full"]) for row in rows)
+    assert any(len(row["text_partial"]) < len(row["text_full"]) for row in rows)
+    assert runs.load(result.run).recipe.data.drop is None
+
+
 def test_the_plan_alone(data: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = command("fit", data / "partial.jsonl", "--dry-run", *SMALL)
@@ -272,12 +286,12 @@ def test_minutes_shorten_the_trainings(data: Path, monkeypatch: pytest.MonkeyPat
         return one.steps, said[-1]
 
     chosen, _ = steps(None)
-    assert chosen == 300  # the fewest: a quarter of the recipe's
+    assert chosen == 180  # the fewest that the recipe allows
     assert steps(60)[0] == chosen
     allowed, sentence = steps(2)
     assert allowed == 90  # three quarters of 120 s, for two trainings, at 0.5 s a step
     assert sentence == (
-        "each training has 90 steps, for 2 minutes and 0.5 s a step; the data would have 300, so expect more errors"
+        "each training has 90 steps, for 2 minutes and 0.5 s a step; the data would have 180, so expect more errors"
     )
     assert steps(2, "trainer.max_steps=77")[0] == 77
 
@@ -346,7 +360,7 @@ def test_a_closed_vocabulary_is_one_of_words(tmp_path: Path) -> None:
     closed = planned(tmp_path, rows)
     assert "text.unit=word" in closed.changes
     assert any("labels are words: there are 3" in why for why in closed.why)
-    assert "text.unit=word" not in planned(tmp_path, rows[:10]).changes  # each too rarely
+    assert "text.unit=word" not in planned(tmp_path, rows[:9]).changes  # each too rarely
     assert "text.unit=word" not in planned(tmp_path, [line("one two * three") for _ in range(60)]).changes
     assert "text.unit=word" not in planned(tmp_path, [spoken("one tw*o three") for _ in range(60)]).changes
 
@@ -361,6 +375,10 @@ def test_splits(tmp_path: Path) -> None:
     assert (found.dev.by, found.dev.rows) == ("speaker", 20)
     assert any("not used: 1 rows of notes" in why for why in found.why)
     assert any("none of the 1 rows of test-clean has a complete text" in why for why in found.why)
+    unjudged = planned(tmp_path, [*rows[:200], line("a * b", split="val")])
+    assert unjudged.judged == ["dev"]
+    assert any(why.startswith("dev: none of the 1 rows of val has a complete text, so 20 rows") for why in unjudged.why)
+    found = planned(tmp_path, rows)
     manifest = tmp_path / "in" / "manifest.jsonl"
     _plan.bring_in(_plan.survey(tmp_path / "m.jsonl"), found, manifest)
     brought = list(read_manifest(manifest))

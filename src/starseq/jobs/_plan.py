@@ -24,7 +24,7 @@ __all__ = ["Plan", "Survey", "bring_in", "make_plan", "survey"]
 
 PASSES = {"speech": 60, "handwriting": 30, "digits": 10}
 """How often a training sees its rows ..."""
-FEWEST, MOST = 0.25, 2.0
+FEWEST, MOST = 0.15, 2.0
 """... but no fewer and no more steps than so many times those of the recipe."""
 EVALUATIONS = 10
 """of a training, at least"""
@@ -32,7 +32,7 @@ DENSER = 0.85
 """Labels are missing where training rows have less than this share of the characters of dev and test, for their size."""
 DENSITY_ROWS = 20
 """rows on either side that such a comparison needs"""
-CLOSED_TYPES, CLOSED_TIMES = 200, 20
+CLOSED_TYPES, CLOSED_TIMES = 200, 10
 """A closed vocabulary has no more word types, and each occurs so often on average."""
 CLOSED = (
     "text.unit=word", "text.missing=null", "data.budget=120", "model.kernel=15", "model.stride=8", "model.width=144",
@@ -380,30 +380,25 @@ def _decide_splits(plan: Plan, found: Survey) -> None:
     say = plan.why.append
     plan.tests = found.names("test")
     given = found.names(DEV)
-    if given:
-        judged, rows = (sum(getattr(found.splits[name], count) for name in given) for count in ("judged", "rows"))
-        if judged:
-            left = f"; {rows - judged:,} without a complete text are left out" if judged < rows else ""
-            say(f"dev: {judged:,} rows of {', '.join(given)}{left}")
-            plan.judged = [DEV]
-        else:
-            say(
-                f"dev: none of the {rows:,} rows of {', '.join(given)} has a complete text, so nothing is judged on them"
-            )
+    rows, judged = (sum(getattr(found.splits[name], count) for name in given) for count in ("rows", "judged"))
+    if judged:
+        left = f"; {rows - judged:,} without a complete text are left out" if judged < rows else ""
+        say(f"dev: {judged:,} rows of {', '.join(given)}{left}")
+        plan.judged = [DEV]
     else:
+        none = f"none of the {rows:,} rows of {', '.join(given)} has a complete text" if given else "there is none"
         trained = (row for row in read_manifest(found.manifest, labelled=False) if _is_trained(row))
         plan.dev = choose_dev(
             (row, can_be_judged(row) and (not plan.silent or "text_full" in row.fields)) for row in trained
         )
         if plan.dev is None:
             say(
-                "dev: there is none, and no training row has a text that is known to be complete, so nothing is judged on dev"
+                f"dev: {none}, and no training row has a text that is known to be complete, so nothing is judged on dev"
             )
         else:
             by = "rows" if plan.dev.by == "id" else f"rows of {len(plan.dev.values):,} of the field {plan.dev.by}"
-            say(
-                f"dev: there is none, so {plan.dev.rows:,} {by} are taken from train by a hash; {plan.dev.judged:,} can be judged"
-            )
+            taken = f"{plan.dev.rows:,} {by} are taken from train by a hash"
+            say(f"dev: {none}, so {taken}; {plan.dev.judged:,} can be judged")
             plan.judged = [DEV]
     for name in plan.tests:
         side = found.splits[name]
