@@ -122,6 +122,8 @@ def test_the_whole_way(data: Path, whole: tuple[Path, list[str], list[job.Moment
     assert run.manifest.samefile(out / "completed.jsonl")
     for name in ("teacher", "student"):
         assert set(runs.read_results(out / name)["evaluate"]["test"]) == {"greedy", "beam"}
+    # What is judged on is in no language model.
+    assert {row["split"] for row in read_manifest(out / "lm" / "train.jsonl")} == {"train"}
     html = (out / "report.html").read_text()
     for part in ("teacher (STC)", "student (CTC)", "What was filled in", "<dt>completed</dt>", "class=lost"):
         assert part in html, part
