@@ -119,7 +119,11 @@ def test_the_whole_way(data: Path, whole: tuple[Path, list[str], list[job.Moment
         run = runs.load(out / name)
         assert run.criterion == criterion
         assert set(runs.read_results(out / name)["evaluate"]) == {"dev", "test"}
-    assert run.manifest.samefile(out / "completed.jsonl")
+    assert run.manifest.samefile(out / "student.jsonl")
+    learned = {row.id: row for row in read_manifest(run.manifest)}
+    assert learned.keys() == completed.keys() - failed
+    assert not any("*" in row.text for row in learned.values())
+    assert all("*" in completed[id].text or row.text == completed[id].text for id, row in learned.items())
     for name in ("teacher", "student"):
         assert set(runs.read_results(out / name)["evaluate"]["test"]) == {"greedy", "beam"}
     # What is judged on is in no language model.

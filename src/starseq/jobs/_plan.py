@@ -16,7 +16,7 @@ from starseq.data.dataset import FeatureReader, LineReader
 from starseq.data.errors import DataError
 from starseq.data.manifest import Row, manifest_writer, read_manifest, rebaser
 from starseq.data.split import DevChoice, choose_dev
-from starseq.text.gaps import has_gap, split_gaps
+from starseq.text.gaps import escape, has_gap, split_gaps
 
 __all__ = ["Plan", "Survey", "bring_in", "make_plan", "survey"]
 
@@ -479,6 +479,22 @@ def bring_in(found: Survey, plan: Plan, target: Path) -> None:
     with manifest_writer(target, checked=True) as writer:
         for row in rows():
             writer.write(row)
+
+
+def without_gaps(text: str) -> str:
+    r"""A text whose marked gaps hold nothing; of the spaces around one, one stays, and none at the ends.
+
+    >>> without_gaps("the * fox"), without_gaps("* fo*x"), without_gaps("*"), without_gaps(r"2 \* 3")
+    ('the fox', 'fox', '', '2 \\* 3')
+    """
+    closed, *after = split_gaps(text)
+    for segment in after:
+        if not closed or closed[-1].isspace():
+            segment = segment.lstrip()
+        closed += segment
+    if after and not after[-1].strip():
+        closed = closed.rstrip()
+    return escape(closed)
 
 
 def root_of(manifest: Path, target: Path) -> Path:

@@ -17,7 +17,7 @@ from starseq import corpora, runs
 from starseq.config import Recipe, load_recipe
 from starseq.data.errors import DataError
 from starseq.data.files import locked, write_text
-from starseq.data.manifest import read_manifest, write_manifest
+from starseq.data.manifest import manifest_writer, read_manifest, write_manifest
 from starseq.decode.beam import Beam
 from starseq.jobs._plan import (
     DEV,
@@ -30,6 +30,7 @@ from starseq.jobs._plan import (
     root_of,
     steps_for,
     survey,
+    without_gaps,
 )
 from starseq.jobs.decode import BeamReader, read_tuned
 from starseq.jobs.evaluate import device_of, evaluate
@@ -55,7 +56,8 @@ SHARES = {"length": 0.1, "complete": 0.15, "lm": 0.02, "tune": 0.15, "evaluate":
 """What a part takes, in times of a training, until it has begun: for the time left alone"""
 MEASURED_SECONDS, FIRST_MINUTE = 10.0, 60.0
 
-_STATE, _MANIFEST, _COMPLETED, _LM, _REPORT = "fit.json", "manifest.jsonl", "completed.jsonl", "lm.arpa", "report.html"
+_STATE, _MANIFEST, _LM, _REPORT = "fit.json", "manifest.jsonl", "lm.arpa", "report.html"
+_COMPLETED, _CLOSED = "completed.jsonl", "student.jsonl"
 _TITLES = {
     "data": "data", "teacher": "training the teacher", "length": "tuning the teacher", "complete": "completing",
     "student": "training", "lm": "language model", "tune": "tuning", "evaluate": "evaluating", "report": "report",
@@ -186,13 +188,9 @@ def _expected(trainings: int, steps: int, seconds: float) -> str:
 
 
 def _span(minutes: float) -> str:
-    return (
-        f"{minutes:.1f} minutes"
-        if minutes < 10
-        else f"{minutes:.0f} minutes"
-        if minutes < 120
-        else f"{minutes / 60:.1f} hours"
-    )
+    if minutes >= 120:
+        return f"{minutes / 60:.1f} hours"
+    return f"{minutes:.{1 if minutes < 10 else 0}f} minutes"
 
 
 # --- what is done -----------------------------------------------------------------------------------------------------
@@ -244,7 +242,6 @@ class _Fit:
         self.data, self.out, self.text, self.overrides, self.minutes = data, out, text, list(overrides), minutes
         self.state, self.progress, self.say = state, progress, say
         self.clock = _Clock(state.done)
-        self.shown: dict[str, str] = {}
 
     # What was decided.
 
@@ -324,7 +321,7 @@ class _Fit:
         made = self.out / "data" / _MANIFEST
         if not data.exists():  # the word digits
             if not made.exists():
-                self.say(prepare("digits", made.parent, progress=self._step("data")).__str__().splitlines()[0])
+                self.say(str(prepare("digits", made.parent, progress=self._step("data"))).splitlines()[0])
             return made
         name = corpora.reader_of(data)
         if name is None:
@@ -390,7 +387,22 @@ class _Fit:
             )
 
     def _student(self) -> None:
+        if self.plan["teacher"]:
+            self._close()
         self._train("student", self._recipe("last"))
+
+    def _close(self) -> None:
+        """What the student learns from: completed rows, without those that failed. A gap in which nothing was read is empty."""
+        completed = self.out / _COMPLETED
+        failed = {json.loads(line)["id"] for line in (self.out / "completed.failed.jsonl").read_bytes().splitlines()}
+        with manifest_writer(self.out / _CLOSED, checked=True) as writer:
+            for row in read_manifest(completed, labelled=False):
+                if row.get("split") == TRAIN:
+                    text = without_gaps(row.text)
+                    if row.id in failed or not text:
+                        continue
+                    row = row.replace(text=text, gaps="marked")
+                writer.write(row)
 
     def _lm(self) -> None:
         """Of the training texts, and of the file that was given, mixed so that dev is likeliest."""
@@ -461,7 +473,7 @@ class _Fit:
 
     def _labelled(self) -> Path:
         """The manifest that the last training reads."""
-        return self.out / (_COMPLETED if self.plan["teacher"] else _MANIFEST)
+        return self.out / (_CLOSED if self.plan["teacher"] else _MANIFEST)
 
     def _recipe(self, which: str) -> Recipe:
         """Of the first training, and of the last, which is the first where there is no teacher."""
