@@ -384,6 +384,8 @@ def test_splits(tmp_path: Path) -> None:
     unjudged = planned(tmp_path, [*rows[:200], line("a * b", split="val")])
     assert unjudged.judged == ["dev"]
     assert any(why.startswith("dev: none of the 1 rows of val has a complete text, so 20 rows") for why in unjudged.why)
+    other = planned(tmp_path, [{**row, "split": "mini"} for row in rows[:200]])
+    assert (other.judged, other.dev is None) == (["dev"], False)
     found = planned(tmp_path, rows)
     manifest = tmp_path / "in" / "manifest.jsonl"
     _plan.bring_in(_plan.survey(tmp_path / "m.jsonl"), found, manifest)
@@ -463,3 +465,14 @@ def test_ctrl_c_is_one_sentence(data: Path, tmp_path: Path, command: Command, mo
     assert found.err.splitlines()[-1] == "starseq: stopped; the same command goes on from here"
     assert os.path.exists(tmp_path / "out" / "fit.json")
     assert tarfile.is_tarfile(data / "lines.tar")
+
+
+def test_what_is_decided_fits_the_recipes() -> None:
+    for changes in ((), _plan.CLOSED, ("text.missing=word", "criterion.name=stc"), ("data.reader.name=features",)):
+        speech = _plan.recipe_for_steps("speech", [*changes], 3000, ["optim.lr=0.002"])
+        assert (speech.trainer.max_steps, speech.trainer.eval_every, speech.optim.warmup_steps) == (3000, 300, 300)
+        assert speech.optim.lr == 0.002
+    closed = _plan.recipe_for_steps("speech", _plan.CLOSED, 3000, [])
+    assert (closed.text.unit, closed.text.missing, closed.model.settings["stride"]) == ("word", None, 8)
+    assert _plan.recipe_for_steps("handwriting", ["text.missing=null"], 7, []).trainer.eval_every == 1
+    assert set(_plan.PASSES) == {"speech", "handwriting", "digits"}

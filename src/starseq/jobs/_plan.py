@@ -87,6 +87,8 @@ class Survey:
 
     manifest: Path
     kinds: Counter[Kind] = field(default_factory=Counter)
+    has_train: bool = True
+    """whether a split is called train, or some row has none"""
     train: Side = field(default_factory=Side)
     held_out: Side = field(default_factory=Side)
     splits: dict[str, Side] = field(default_factory=dict)
@@ -118,7 +120,12 @@ class Survey:
         return next(iter(self.kinds))
 
     def names(self, role: str) -> list[str]:
-        return [name for name in self.splits if role_of(name) == role]
+        return [name for name in self.splits if self.role(name) == role]
+
+    def role(self, split: str) -> str:
+        """What a split is for; where none is called train, one whose name says nothing is trained on."""
+        found = role_of(split)
+        return TRAIN if found == "none" and not self.has_train else found
 
     @property
     def thinner(self) -> bool:
@@ -148,7 +155,8 @@ def role_of(split: str) -> str:
 
 def survey(manifest: Path) -> Survey:
     """Reads a manifest once, and counts."""
-    found = Survey(manifest)
+    names = {str(row.get("split") or "") for row in read_manifest(manifest, labelled=False)}
+    found = Survey(manifest, has_train=any(role_of(name) == TRAIN for name in names))
     sized = True
     for row in read_manifest(manifest, labelled=False):
         if not any(found.kinds):
@@ -156,7 +164,7 @@ def survey(manifest: Path) -> Survey:
         found.kinds[_kind_of(manifest, row)] += 1
         found.features = found.features or row.get("features")
         split = str(row.get("split") or "")
-        role, size = role_of(split), _size_of(row)
+        role, size = found.role(split), _size_of(row)
         _count(found.splits.setdefault(split, Side()), row, size)
         if role == TRAIN:
             _count(found.train, row, size)
@@ -387,7 +395,11 @@ def _decide_splits(plan: Plan, found: Survey) -> None:
         plan.judged = [DEV]
     else:
         none = f"none of the {rows:,} rows of {', '.join(given)} has a complete text" if given else "there is none"
-        trained = (row for row in read_manifest(found.manifest, labelled=False) if _is_trained(row))
+        trained = (
+            row
+            for row in read_manifest(found.manifest, labelled=False)
+            if found.role(str(row.get("split") or "")) == TRAIN
+        )
         plan.dev = choose_dev(
             (row, can_be_judged(row) and (not plan.silent or "text_full" in row.fields)) for row in trained
         )
@@ -412,10 +424,6 @@ def _decide_splits(plan: Plan, found: Survey) -> None:
             say(f"test: none of the {side.rows:,} rows of {name} has a complete text, so nothing is judged on them")
     if not plan.judged:
         say("no error rate will be known: no row of dev or test has a complete text")
-
-
-def _is_trained(row: Row) -> bool:
-    return role_of(str(row.get("split") or "")) == TRAIN
 
 
 def _asked(overrides: Sequence[str], key: str) -> str | None:
@@ -464,7 +472,7 @@ def bring_in(found: Survey, plan: Plan, target: Path) -> None:
 
     def rows() -> Iterator[Row]:
         for row in read_manifest(found.manifest, labelled=False):
-            role = role_of(str(row.get("split") or ""))
+            role = found.role(str(row.get("split") or ""))
             changes: dict[str, Any] = {}
             if role == TRAIN:
                 changes["split"] = DEV if plan.dev is not None and row in plan.dev else TRAIN
