@@ -348,3 +348,27 @@ def test_archives_of_shared_data(tmp_path, name):
         assert len(report.charset) == stats["charset"]
     else:
         assert report.seconds / 3600 == pytest.approx(stats["hours"], abs=2e-3)
+
+
+def test_a_reader_is_found_by_what_is_there(tmp_path: Path) -> None:
+    def made(name: str, *files: tuple[str, str]) -> Path:
+        folder = tmp_path / name
+        for file, text in files:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(text)
+        return folder
+
+    page, alto = '<PcGts xmlns="urn:p"><Page/></PcGts>', "<alto><Layout/></alto>"
+    mets = ("mets.xml", "<mets/>")
+    for name, files in {
+        "folder": [("a.png", "x"), ("a.gt.txt", "x")],
+        "pagexml": [mets, ("a.png", "x"), ("a.txt", "x"), ("page/a.xml", page)],
+        "alto": [mets, ("a.xml", alto)],
+        "kaldi": [("train/wav.scp", "a a.wav"), ("train/text", "a x")],
+        "librispeech": [("1/2/1-2.trans.txt", "1-2-0000 X")],
+        "table": [("index.tsv", "path\ttext\na.png\tx\n"), ("a.png", "x")],
+    }.items():
+        assert corpora.reader_of(made(name, *files)) == name
+    assert corpora.reader_of(tmp_path / "table" / "index.tsv") == "table"
+    assert corpora.reader_of(made("other", ("index.csv", "a,b\n"), ("a.png", "x"), ("b.txt", "x"), mets)) is None
+    assert corpora.reader_of(tmp_path / "none") is None

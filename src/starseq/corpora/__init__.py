@@ -1,19 +1,25 @@
 """Corpora on disk to manifests: one file, one corpus, found by being there.
 
 A corpus is a module of this package with a function `prepare(source, out, *, ..., skip_bad, progress) -> Report`. Its
-docstring, its parameters and their `Annotated` notes become the command `starseq prepare NAME`. Modules whose names
-begin with an underscore are what the corpora share.
+docstring, its parameters and their `Annotated` notes become the command `starseq prepare NAME`. A module that can tell
+its own files has a function `understands(source) -> bool` too. Modules whose names begin with an underscore are what the
+corpora share.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from collections.abc import Callable
+from pathlib import Path
 
 from starseq.corpora._build import Report
 
-__all__ = ["Report", "load", "names"]
+__all__ = ["Report", "load", "names", "reader_of"]
+
+_ASKED = ("kaldi", "librispeech", "pagexml", "alto", "table", "folder")
+"""The most particular ones first: a folder of pages holds images, and may hold text files beside them."""
 
 
 def names() -> list[str]:
@@ -31,3 +37,19 @@ def load(name: str) -> Callable[..., Report]:
         raise ValueError(f"corpus {name!r} is not one of {', '.join(names())}")
     prepare: Callable[..., Report] = importlib.import_module(f"{__name__}.{name}").prepare
     return prepare
+
+
+def reader_of(source: str | os.PathLike[str]) -> str | None:
+    """The name of the corpus that understands what is at `source`, a folder or a file; None where none does.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> reader_of(folder) is None
+    True
+    >>> [(folder / name).write_text("x") for name in ("a.png", "a.txt")] and reader_of(folder)
+    'folder'
+    """
+    for name in _ASKED:
+        if importlib.import_module(f"{__name__}.{name}").understands(Path(source)):
+            return name
+    return None

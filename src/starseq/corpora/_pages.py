@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,6 +83,22 @@ def prepare_pages(
             if progress is not None:
                 progress(done, len(xmls))
     return build.report
+
+
+def holds_pages(source: Path, dialect: Dialect) -> bool:
+    """Whether one of the first XML files of a folder is of that dialect."""
+    if not source.is_dir():
+        return False
+    xmls = (path for path in files(source) if path.suffix.lower() == ".xml")
+    for xml in islice(xmls, _LOOKED_AT):
+        with suppress(DataError):
+            if parse_xml(xml.read_bytes(), str(xml)).tag == dialect.root:
+                return True
+    return False
+
+
+_LOOKED_AT = 20
+"""XML files: others, such as METS, may lie beside the pages"""
 
 
 def _add_page(build: Builder, dialect: Dialect, page: Page, xml: Path, root: Path, split: str) -> None:

@@ -61,6 +61,14 @@ def prepare(
     return build.report
 
 
+def understands(source: Path) -> bool:
+    """Whether some audio file or image in the folder has a text beside it."""
+    if not source.is_dir():
+        return False
+    media = (path for path in files(source) if path.suffix.lower() in SUFFIXES)
+    return any(path.with_suffix(suffix).is_file() for path in media for suffix in _TEXTS)
+
+
 def _only(beside: list[Path]) -> Path:
     """The text of a file; of several, the first, if they say the same."""
     for other in beside[1:]:

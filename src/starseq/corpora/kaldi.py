@@ -73,6 +73,11 @@ def prepare(
     return build.report
 
 
+def understands(source: Path) -> bool:
+    """Whether the folder is a data directory, or holds some."""
+    return source.is_dir() and next(_folders(source), None) is not None
+
+
 def _folders(root: Path) -> Iterator[Path]:
     """Data directories at `root` and below. Not what Kaldi keeps for itself: copies in hidden folders, parts of a data directory
     within it, and data/local."""

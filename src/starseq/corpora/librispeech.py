@@ -59,6 +59,11 @@ def prepare(
     return build.report
 
 
+def understands(source: Path) -> bool:
+    """Whether the folder holds transcripts named as LibriSpeech's are."""
+    return source.is_dir() and next(source.rglob("*.trans.txt"), None) is not None
+
+
 def _subset(transcript: Path) -> str:
     return transcript.parents[2].name
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 from starseq.corpora._build import Report
-from starseq.corpora._pages import Dialect, Line, Page, prepare_pages
+from starseq.corpora._pages import Dialect, Line, Page, holds_pages, prepare_pages
 from starseq.corpora._xml import Element, points
 from starseq.data.manifest import Progress
 
@@ -46,6 +47,11 @@ def read_line(line: Element, number: int) -> Line | str:
 
 
 PAGE_XML = Dialect("PAGE-XML", "PcGts", read_page, read_line)
+
+
+def understands(source: Path) -> bool:
+    """Whether the folder holds PAGE-XML files."""
+    return holds_pages(source, PAGE_XML)
 
 
 def _text(line: Element) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from starseq.data.manifest import ManifestError, Progress
 
 
 def prepare(
-    source: Annotated[str | os.PathLike[str], "CSV or TSV file with a header line."],
+    source: Annotated[str | os.PathLike[str], "CSV or TSV file with a header line, or a folder with one such file."],
     out: Annotated[str | os.PathLike[str], "Folder to write: manifest.jsonl, STATS.json."],
     *,
     path_column: Annotated[str, "Column with the file's path, relative to the table."] = "path",
@@ -35,7 +36,7 @@ def prepare(
 
     Other columns are kept. A `*` in the text marks a gap.
     """
-    table = Path(source)
+    table = _table_at(Path(source))
     if not table.is_file():
         raise DataError(f"{source}: no such file")
     by_share = split_by_share(dev, test)
@@ -70,6 +71,28 @@ def prepare(
             if progress is not None:
                 progress(done, len(rows) - 1)
     return build.report
+
+
+def understands(source: Path) -> bool:
+    """Whether it is a table, or a folder with one table, whose header has the usual columns."""
+    table = _table_at(source)
+    if not (table.is_file() and table.suffix.lower() in _TABLES):
+        return False
+    with suppress(DataError, StopIteration):
+        _, header = next(_rows(table))
+        return {"path", "text"} <= set(header)
+    return False
+
+
+_TABLES = (".csv", ".tsv")
+
+
+def _table_at(source: Path) -> Path:
+    """The file itself, or the only table of a folder."""
+    if not source.is_dir():
+        return source
+    tables = sorted(path for path in source.iterdir() if path.suffix.lower() in _TABLES)
+    return tables[0] if len(tables) == 1 else source
 
 
 def _rows(table: Path) -> Iterator[tuple[int, list[str]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import os
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from starseq.data.dataset import FeatureReader, LineReader
 from starseq.data.drop import Dropper
 from starseq.data.errors import DataError
 from starseq.data.files import write_text
-from starseq.data.manifest import Row, read_bytes, read_manifest
+from starseq.data.manifest import Row, hash64, read_bytes, read_manifest
 from starseq.decode.align import align
 from starseq.report.alignment import alignment_svg
 from starseq.report.page import AlignmentView, Example, RunView, page
@@ -25,7 +26,7 @@ from starseq.report.pictures import picture
 from starseq.report.readings import Reading, choose, read_readings
 from starseq.runs.emissions import known_labels, normal_text
 from starseq.runs.folder import METRICS, data_root
-from starseq.text.gaps import split_gaps
+from starseq.text.gaps import split_gaps, unescape
 from starseq.train.metrics import read_metrics
 
 __all__ = ["report"]
@@ -41,12 +42,14 @@ def report(
     names: Sequence[str] | None = None,
     title: str | None = None,
     intro: Sequence[str] = (),
+    completed: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Writes the page about the runs in `folders` and returns its path, by default `report.html` in the first of them.
 
     Error rates and readings are those that `starseq evaluate` left; `split` says which split's examples are shown, by default
     test, or the last one that was evaluated. Half of the `examples` are the worst of the last run, the others are at random.
     Their pictures come from its manifest. The `alignments` show the last run with a star. `names` stand for the folders' own.
+    Of `completed`, a manifest of `starseq pseudo`, as many rows show what was filled in.
 
     Raises `DataError` where a folder is not a run, or the split was not evaluated.
     """
@@ -88,8 +91,35 @@ def report(
     target = Path(out) if out is not None else loaded[0].folder / "report.html"
     heading = title or ("Run " if len(shown) == 1 else "Runs ") + ", ".join(shown)
     footer = f"starseq {__version__}, torch {torch.__version__}"
-    write_text(target, page(heading, views, made, aligned, intro=intro, footer=footer))
+    filled = [] if completed is None else _filled(loaded[-1], completed, examples)
+    write_text(target, page(heading, views, made, aligned, filled=filled, intro=intro, footer=footer))
     return target
+
+
+def _filled(run: runs.Run, completed: str | os.PathLike[str], count: int) -> list[Example]:
+    """Rows of a manifest that `starseq pseudo` completed, chosen by a hash of their ids."""
+    rows = (row for row in read_manifest(completed, labelled=False) if row.get("text_partial", row.text) != row.text)
+    chosen = heapq.nsmallest(
+        count, ((hash64("filled", 0, row.id), row.line, row) for row in rows), key=lambda one: one[:2]
+    )
+    examples = []
+    for _, _, row in chosen:
+        line = _line(run, row, None)
+        known = "".join(split_gaps(row["text_partial"]))
+        if run.tokeniser.unit == "word":
+            known = " ".join(known.split())
+        examples.append(
+            Example(
+                row.id,
+                unescape(row.text),
+                {"transcript": row["text_partial"]},
+                unit=run.tokeniser.unit,
+                partial=known,
+                picture=None if line is None else picture(line.x, ink=_is_ink(run)),
+                note=f"confidence {row['confidence']:.2f}" if "confidence" in row.fields else "",
+            )
+        )
+    return examples
 
 
 def _names(loaded: Sequence[runs.Run]) -> list[str]:

@@ -59,10 +59,12 @@ def page(
     examples: Sequence[Example] = (),
     alignments: Sequence[AlignmentView] = (),
     *,
+    filled: Sequence[Example] = (),
     intro: Sequence[str] = (),
     footer: str = "",
 ) -> str:
-    """The page as text. `intro` are paragraphs above the table; all texts are plain, and are escaped here.
+    """The page as text. `intro` are paragraphs above the table, `filled` are rows whose holes were filled, `reference` being the
+    completed text; all texts are plain, and are escaped here.
 
     >>> html = page("<b>", [RunView("a & b", "char", {}, {})])
     >>> "<h1>&lt;b&gt;</h1>" in html, "a &amp; b" in html
@@ -74,6 +76,7 @@ def page(
         _section("Error rates", _table(runs)),
         _section("Curves", _curves(runs)),
         _section("What was read", _examples(examples, runs)),
+        _section("What was filled in", _filled(filled)),
         _section("Where the labels stand", _alignments(alignments)),
         f"<footer>{escape(footer)}</footer>" if footer else "",
     ]
@@ -170,13 +173,7 @@ def _examples(examples: Iterable[Example], runs: Sequence[RunView]) -> str:
             right = ' <span class=right title="no error">✓</span>' if read == example.reference else ""
             marked = marked_html(example.reference, read, example.unit)
             rows.append((name, colours.get(name, ""), f"<span class=text>{marked}</span>{right}"))
-        image = ""
-        if example.picture is not None:
-            uri, width, height = example.picture
-            zoom = 2 if width <= 440 else 1
-            image = (
-                f'<img src="{uri}" width="{width * zoom}" height="{height * zoom}" alt="{escape(example.reference)}">'
-            )
+        image = "" if example.picture is None else _image(example.picture, example.reference)
         lines = "".join(f"<dt>{swatch}{escape(name)}</dt><dd>{html}</dd>" for name, swatch, html in rows)
         note = f" · {escape(example.note)}" if example.note else ""
         blocks.append(f'<article>{image}<dl>{lines}</dl><p class="id">{escape(example.id)}{note}</p></article>')
@@ -186,6 +183,32 @@ def _examples(examples: Iterable[Example], runs: Sequence[RunView]) -> str:
     if some_partial:
         key.insert(0, "<span class=kept>known</span><span class=lost>dropped</span> labels")
     return f'<p class="legend key">{"".join(f"<span>{one}</span>" for one in key)}</p>\n<div class="grid">{"".join(blocks)}</div>'
+
+
+def _filled(rows: Sequence[Example]) -> str:
+    """Completed texts, what was known of them in bold."""
+    blocks = []
+    for row in rows:
+        image = "" if row.picture is None else _image(row.picture, row.reference)
+        text = _known(row.reference, row.partial or "", row.unit)
+        lines = "".join(
+            f"<dt>{escape(name)}</dt><dd><span class=text>{escape(value)}</span></dd>"
+            for name, value in row.readings.items()
+        )
+        note = f" · {escape(row.note)}" if row.note else ""
+        blocks.append(
+            f'<article>{image}<dl>{lines}<dt>completed</dt><dd>{text}</dd></dl><p class="id">{escape(row.id)}{note}</p></article>'
+        )
+    if not blocks:
+        return ""
+    key = '<p class="legend key"><span><span class=kept>known</span><span class=lost>filled in</span></span></p>'
+    return f'{key}\n<div class="grid">{"".join(blocks)}</div>'
+
+
+def _image(picture: Picture, text: str) -> str:
+    uri, width, height = picture
+    zoom = 2 if width <= 440 else 1
+    return f'<img src="{uri}" width="{width * zoom}" height="{height * zoom}" alt="{escape(text)}">'
 
 
 def _known(reference: str, partial: str, unit: Unit) -> str:
