@@ -376,7 +376,7 @@ class _Fit:
     def _complete(self) -> None:
         teacher = self.out / "teacher"
         summary = pseudo(
-            teacher, self.out / _MANIFEST, self.out / _COMPLETED, kind="keep-known", splits=[TRAIN], root=self.plan["root"],
+            teacher, self.out / _MANIFEST, self.out / _COMPLETED, kind="keep-known", splits=[TRAIN], root=self.plan["root"], force=True,
             device=self._device(), workers=_workers(), progress=self._step("complete"),
         )  # fmt: skip
         for line in summary.report().splitlines():
