@@ -54,7 +54,6 @@ LASTING, LASTING_NUMBA = "tests/test_loss_lasting.py -k 'vectors and torch-float
 LASTING_TORCH, LASTING_TRITON = "lattice/lasting_torch.py", "lattice/lasting_triton.py"
 INTERPRETED = "tests/test_triton_interpreted.py -k lasting_in_the_interpreter"
 ALIGN_LASTING = "tests/decode/test_align_lasting.py"
-AVERAGE = "tests/train/test_average.py"
 
 
 def lasting(test: str) -> str:
@@ -356,19 +355,6 @@ MUTANTS = [
            "tests/decode/test_complete.py -k each_of_several"),
     Mutant("pseudo: only the first run's confidence counts", "jobs/_label.py",
            "[sum(shares) / len(shares) for", "[shares[0] for", "tests/jobs/test_pseudo.py -k several_runs"),
-    Mutant("averages: nothing is taken in", "train/loop.py", "            self.average.update(self.network, at.step)\n",
-           "            pass\n", AVERAGE),
-    Mutant("averages: the last weights are read", "train/loop.py", "network = self.result.eval()",
-           "network = self.network.eval()", AVERAGE),
-    Mutant("averages: the last weights are saved", "train/loop.py", "self.folder, self.result, step",
-           "self.folder, self.network, step", AVERAGE),
-    Mutant("averages: a resumed run begins anew", "train/loop.py", "self.average.network.load_state_dict(state[\"average\"])",
-           "pass", "tests/train/test_loop.py -k averaged"),
-    Mutant("averages: skipped steps count", "train/loop.py", "        if not stepped:\n",
-           "        if not stepped:\n            self.average and self.average.update(self.network, at.step)\n",
-           "tests/train/test_loop.py -k 'skipped or half_precision'"),
-    Mutant("averages: all steps count the same", "train/average.py", "1 / (self.share * step)", "1 / step", AVERAGE),
-    Mutant("averages: buffers stay", "train/average.py", "copy.deepcopy(network, shared)", "copy.deepcopy(network)", AVERAGE),
 ]  # fmt: skip
 
 

@@ -153,8 +153,6 @@ class Optim:
     """largest norm of the gradient"""
     batches_per_step: int = 1
     """over all processes: each accumulates its share of them"""
-    average: float = 0.0
-    """what is read and saved are averaged weights, of a mean age of nearly this share of the steps so far; 0: those of the last"""
 
 
 @dataclass(frozen=True)
@@ -618,8 +616,6 @@ def _check(recipe: Recipe) -> None:
             raise DataError(f"{key}: {value} is not a finite number")
     if optim.schedule.name == "cosine" and trainer.max_steps is None:
         raise DataError("trainer.max_steps must be given: the cosine schedule ends there")
-    if not 0 <= optim.average < 1:
-        raise DataError(f"optim.average: {optim.average} is not a share of the steps, at least 0 and below 1")
     if trainer.patience is not None and not 0 < trainer.patience < 1:
         raise DataError(
             f"trainer.patience: {trainer.patience} is not a share of the steps, above 0 and below 1, or null"

@@ -27,7 +27,6 @@ from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, read_bytes, read_manifest, write_manifest
 from starseq.jobs.train import build_loop, train
 from starseq.penalty import AdaptivePenalty
-from starseq.train.average import Average
 from starseq.train.checkpoint import load_checkpoint, save_checkpoint
 from starseq.train.loop import Hooks, Loop, Window, share_of
 from starseq.train.metrics import Appended, Log, Metrics, read_metrics
@@ -96,7 +95,6 @@ CASES = {
         "optim.name=adagrad", "optim.schedule={name: plateau, patience: 1}", "trainer.eval_every=2",
     ),
     "momentum, bf16": ("optim.name=sgd", "optim.momentum=0.9", "trainer.precision=bf16", "optim.lr=0.001"),
-    "averaged": ("optim.average=0.3",),
     "workers": ("data.workers=1", "data.cache=false"),
     "adaptive": ("penalty={name: adaptive}",),
     "evaluated often": ("trainer.eval_every=1", "trainer.patience=0.2"),
@@ -344,18 +342,10 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> None:
     monkeypatch.setattr(Recipe, "network", lambda self, vocabulary: _Poison(network(self, vocabulary), calls))
 
 
-def averages(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The steps whose weights were averaged."""
-    steps: list[int] = []
-    monkeypatch.setattr(Average, "update", lambda self, network, step: steps.append(step))
-    return steps
-
-
 def test_a_loss_that_is_not_finite_is_skipped(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poisoned(monkeypatch, {5})
     said: list[str] = []
-    averaged = averages(monkeypatch)
-    recipe = tiny.recipe(root, "trainer.on_nonfinite=skip", "trainer.max_steps=8", "optim.average=0.2")
+    recipe = tiny.recipe(root, "trainer.on_nonfinite=skip", "trainer.max_steps=8")
     result = train(recipe, tmp_path / "run", on_message=said.append)
     assert (result.steps, result.skipped) == (8, 1)
     (saved,) = (tmp_path / "run").glob("nonfinite-step4-*.safetensors")
@@ -369,7 +359,6 @@ def test_a_loss_that_is_not_finite_is_skipped(root: Path, tmp_path: Path, monkey
     assert facts["ids"][1] not in sentence
     state = load_checkpoint(tmp_path / "run" / "last.ckpt")
     assert state["penalty"]["step"] == 8  # a skipped step does not move it
-    assert averaged == [*range(1, 9)]
     assert all(torch.isfinite(tensor).all() for tensor in state["model"].values())
 
 
@@ -382,13 +371,11 @@ def test_half_precision_gradients_that_overflow_only_lower_their_scale(
         "torch.amp.GradScaler", lambda device, enabled: scale(device, init_scale=2.0**20, enabled=enabled)
     )
     said: list[str] = []
-    averaged = averages(monkeypatch)
-    fp16 = ("trainer.precision=fp16", "optim.average=0.2")
-    recipe = tiny.recipe(root, *fp16, "trainer.on_nonfinite=skip", "trainer.max_steps=6")
+    recipe = tiny.recipe(root, "trainer.precision=fp16", "trainer.on_nonfinite=skip", "trainer.max_steps=6")
     result = train(recipe, tmp_path / "run", on_message=said.append)
     state = load_checkpoint(tmp_path / "run" / "last.ckpt")
     assert state["scaler"]["scale"] < 2.0**20
-    assert (result.steps, state["penalty"]["step"], averaged) == (6, 6, [*range(1, 7)])
+    assert (result.steps, state["penalty"]["step"]) == (6, 6)
     assert result.skipped > 1
     assert sum("not finite" in sentence for sentence in said) == 1  # the loss, not the scale
     assert all(torch.isfinite(tensor).all() for tensor in state["model"].values())

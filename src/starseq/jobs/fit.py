@@ -376,8 +376,8 @@ class _Fit:
     def _complete(self) -> None:
         teacher = self.out / "teacher"
         summary = pseudo(
-            teacher, self.out / _MANIFEST, self.out / _COMPLETED, kind="keep-known", splits=[TRAIN], root=self.plan["root"], force=True,
-            device=self._device(), workers=_workers(), progress=self._step("complete"),
+            teacher, self.out / _MANIFEST, self.out / _COMPLETED, kind="keep-known", splits=[TRAIN], root=self.plan["root"],
+            device=self._device(), workers=_workers(), force=True, progress=self._step("complete"),
         )  # fmt: skip
         for line in summary.report().splitlines():
             self.say(line)

@@ -28,7 +28,6 @@ from starseq.runs import folder as layout
 from starseq.runs.emissions import normal_text
 from starseq.text.error_rate import ErrorCounts, count_errors
 from starseq.text.tokeniser import Tokeniser
-from starseq.train.average import Average
 from starseq.train.checkpoint import load_checkpoint, save_checkpoint, writing
 from starseq.train.data import LabelledSet, TrainingData
 from starseq.train.metrics import Log, Metrics
@@ -165,7 +164,6 @@ class Loop:
             recipe.criterion.name, self.penalty, precision=recipe.trainer.precision, **recipe.criterion.settings
         )
         self.model = fabric.setup_module(model)
-        self.average = Average(model, recipe.optim.average) if recipe.optim.average else None
         # Not wrapped by Fabric: a scaler of half-precision gradients must reach the optimiser itself.
         self.optimizer = optimizer_for(recipe.optim, model, fabric.device)
         self.scaler = torch.amp.GradScaler(fabric.device.type, enabled=recipe.trainer.precision == "fp16")
@@ -338,8 +336,6 @@ class Loop:
         if isinstance(self.penalty, InsertionPenalty):
             self.penalty.advance()
         at.step += 1
-        if self.average is not None:
-            self.average.update(self.network, at.step)
         sums, (utterances, labels, frames) = self.sums, pending.counts.tolist()
         sums.loss, sums.norm, sums.steps = sums.loss + loss, sums.norm + norm_value, sums.steps + 1
         sums.utterances, sums.labels, sums.frames = (
@@ -475,11 +471,6 @@ class Loop:
         self._tick(training=False)
         return error
 
-    @property
-    def result(self) -> nn.Module:
-        """The network that is read and saved: that of averaged weights, where the recipe wants it."""
-        return self.network if self.average is None else self.average.network
-
     @torch.no_grad()
     def dev_errors(self, dev: LabelledSet) -> ErrorCounts:
         """Errors of greedy decoding against the full texts; each process takes its share of the batches."""
@@ -487,7 +478,7 @@ class Loop:
         sampler = BatchSampler(dev.sizes, budget=data.budget, max_items=data.max_items, shuffle=False)
         batches = list(sampler)[fabric.global_rank :: fabric.world_size]
         merge = self.recipe.merges_repeats
-        network = self.result.eval()
+        network = self.network.eval()
         total = ErrorCounts()
         workers = 0 if data.cache else data.workers
         for batch in self._loader(dev, cast(BatchSampler, batches), workers):
@@ -525,7 +516,9 @@ class Loop:
         if self.fabric.global_rank == 0:
             log_penalty = self.penalty().item() if self.objective.star else None
             with writing(self.folder, self.saved_step):
-                layout.save_model(self.folder, self.result, step=self.at.step, log_penalty=log_penalty, dev_error=error)
+                layout.save_model(
+                    self.folder, self.network, step=self.at.step, log_penalty=log_penalty, dev_error=error
+                )
 
     def save(self) -> None:
         """Writes the checkpoint: all that decides the steps to come."""
@@ -544,8 +537,6 @@ class Loop:
                 "position": asdict(self.at),
                 "sums": asdict(self.sums),
             }
-            if self.average is not None:
-                state["average"] = self.average.network.state_dict()
             with writing(self.folder, self.saved_step), self._left.aside("checkpoint"):
                 save_checkpoint(self.folder / layout.CHECKPOINT, state)
         self.saved_step, self._saved_epoch, self._saved = self.at.step, self.at.epoch, time.monotonic()
@@ -568,8 +559,6 @@ class Loop:
             self.plateau, self.at = Plateau(**state["plateau"]), _Position(**state["position"])
             self.patience = Patience(**state.get("patience", {}))
             self.sums = _Sums(**state["sums"])
-            if self.average is not None:
-                self.average.network.load_state_dict(state["average"])
         except ValueError as error:
             raise DataError(f"{path}: cannot go on from it, for {error}") from None
         except (RuntimeError, KeyError, TypeError) as error:
