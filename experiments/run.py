@@ -415,12 +415,9 @@ def _number(rate: float) -> str:
 def page(table: Table, lines: Sequence[Line]) -> str:
     """A table in Markdown, with what it says of itself."""
     row, _, column = table.base.partition("/")
-    found = [
-        line["errors"]["test"][table.metric]
-        for line in lines
-        if (line["row"], line["column"]) == (row, column) and "errors" in line
-    ]
-    base = statistics.fmean(found) if found else None
+    of_base = [line for line in lines if (line["row"], line["column"]) == (row, column) and "errors" in line]
+    newest = {line["seed"]: line["errors"]["test"][table.metric] for line in of_base}
+    base = statistics.fmean(newest.values()) if newest else None
     text = [f"### {table.title}", "", *([table.about.strip(), ""] if table.about else [])]
     titles = [(what or {}).get("title", name) for name, what in table.columns.items()]
     text += [f"| test {table.metric.upper()} % | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|"]

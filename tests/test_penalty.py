@@ -225,7 +225,7 @@ def by_the_equations(looks: list[tuple[float, float, float, float, float]], p0: 
             past = (sure / (probability / labels)) ** 32
             sure, held = probability / labels, past * held + (1 - past) * missing
         if sure > 0.2:
-            share = min(max(held + max(held - missing, 0), 0.02), 0.95)
+            share = min(max(held + max(held - missing, 0), 1e-6), 0.95)
             p = min(max(share ** (1 / (1 + 1.75 * sure**6)), 0.02), 0.94)
             x += min(max(math.log(p / (1 - p)) - x, -0.04), 0.04)
     return 1 / (1 + math.exp(-x))
@@ -258,7 +258,7 @@ def test_it_finds_the_share_that_is_missing(missing: float) -> None:
         text = torch.randint(1, 30, (200,), generator=generator)
         labels = text[torch.rand(200, generator=generator) >= missing]
         look(penalty, reading_of(text), labels[None], (400,), (len(labels),))
-    assert penalty().exp().item() == pytest.approx(max(missing, 0.02) ** (1 / 2.75), abs=0.03)
+    assert penalty().exp().item() == pytest.approx(max(missing ** (1 / 2.75), 0.02), abs=0.03)
 
 
 def test_holes_that_are_learned_by_heart_do_not_lower_p() -> None:
@@ -289,6 +289,22 @@ def test_what_is_not_finite_is_not_counted() -> None:
     assert penalty.counts.tolist() == [0.0] * 5
     look(penalty, one_hot([[1, 0, 0]], 4), *batch)
     assert penalty.counts.isfinite().all()
+
+
+@pytest.mark.parametrize("padding", [0, 5, 99, 2**40, -100])
+def test_padding_is_not_read(padding: int) -> None:
+    penalty = AdaptivePenalty()
+    look(penalty, one_hot([[1, 0, 2], [3, 0, 0]], 5), torch.tensor([[1, 2], [3, padding]]), (3, 3), (2, 1))
+    assert penalty.counts[:4].tolist() == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 5), (0, 3, 5)])
+def test_batches_without_anything(shape: tuple[int, int, int]) -> None:
+    criterion, batch = STCLoss(batch_first=True, zero_infinity=True, reduction="sum"), shape[0]
+    lengths = torch.full((batch,), shape[1])
+    targets = torch.ones(batch, 2, dtype=torch.int64)
+    assert criterion(torch.zeros(shape, requires_grad=True), targets, lengths, lengths.clamp(max=2)) == 0
+    assert not criterion.penalty.counts.any()
 
 
 def test_it_looks_at_one_call_in_four() -> None:
@@ -491,6 +507,11 @@ def test_compiled_it_is_one_graph_and_moves_as_in_eager_mode() -> None:
         torch.testing.assert_close(compiled(*batch()), eager(*batch()))
     assert state(eager) == state(inner)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+def test_the_blanks_must_agree() -> None:
+    with pytest.raises(ValueError, match="blank: the loss has 4 and its penalty 0"):
+        STCLoss(blank=4, penalty=AdaptivePenalty())
 
 
 def test_marked_gaps_are_closed_but_for_the_open_ones_and_still_tune_the_star() -> None:

@@ -171,7 +171,7 @@ class Trainer:
     """of each process, on the CPU"""
     eval_every: int = 1000
     patience: Annotated[float | None, FREE] = 0.5
-    """the run ends when dev error has stood still for this share of its steps so far; null: it goes on to its end"""
+    """the run ends when dev error has stood still for this share of its steps; null: it goes on to its end"""
     checkpoint_every: Annotated[int, FREE] = 1000
     """a checkpoint is also written every few minutes"""
     log_every: Annotated[int, FREE] = 50

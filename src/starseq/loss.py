@@ -226,6 +226,8 @@ class STCLoss(_Loss):
             one_of("penalty", penalty, ("adaptive",))
             penalty = AdaptivePenalty(blank=self.blank)
         self.adapts = isinstance(penalty, AdaptivePenalty)
+        if isinstance(penalty, AdaptivePenalty) and penalty.blank != self.blank:
+            raise ValueError(f"blank: the loss has {self.blank} and its penalty {penalty.blank}")
         if isinstance(penalty, Tensor) and not isinstance(penalty, nn.Parameter):
             self.register_buffer("penalty", penalty)
         else:

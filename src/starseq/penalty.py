@@ -22,7 +22,9 @@ from starseq.op.separate import best_path
 from starseq.op.setting import Setting
 
 LOOKS = 4
-"""an adaptive penalty looks at one batch of so many: p moves in tens of steps, and a look costs up to a third of a loss"""
+"""an adaptive penalty looks at one batch of so many: p moves in tens of steps"""
+_WITHOUT_FLOAT64 = ("mps",)
+"""devices beside which the penalty stays on the CPU"""
 _KEPT = 0.9
 """of its counts, from look to look"""
 _THRESHOLD = 0.3
@@ -188,7 +190,7 @@ class AdaptivePenalty(nn.Module):
         labels = lengths_of("target_lengths", target_lengths, len(x), x.device)
         targets = padded_targets(targets, labels, logits.dim() == 3, max_target_length, x.device)
         check_blank(self.blank, x.shape[2])
-        if self.log_odds.device != x.device:
+        if self.log_odds.device != x.device and x.device.type not in _WITHOUT_FLOAT64:
             if torch.compiler.is_compiling():
                 raise RuntimeError(
                     f"the penalty is on {self.log_odds.device} and the logits are on {x.device}: move the loss to the device, "
@@ -203,6 +205,8 @@ class AdaptivePenalty(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AdaptivePenalty:
         """Moves to another device with the model, but not to its precision: in bfloat16 p would stand still."""
+        if fn(torch.zeros((), device=self.log_odds.device)).device.type in _WITHOUT_FLOAT64:
+            return self
         for name, buffer in self._buffers.items():
             assert buffer is not None
             moved = fn(buffer)
@@ -232,7 +236,7 @@ def _observe(
     if x.is_cpu:
         check_values(targets, frames, labels, None, x.shape, blank)
     found = _counts(x, targets, frames, labels, open_gaps, log_odds, blank)
-    found = torch.where(found.isfinite().all(), found, 0.0)
+    found = torch.where(found.isfinite().all(), found, 0.0).to(log_odds)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.all_reduce(found)
     share = 1 / LOOKS if captured else 1.0
@@ -243,10 +247,12 @@ def _observe(
 def _counts(
     x: Tensor, targets: Tensor, frames: Tensor, labels: Tensor, open_gaps: Tensor | None, log_odds: Tensor, blank: int
 ) -> Tensor:
-    """What a batch adds to `AdaptivePenalty.counts`: (5,) float64. Utterances without labels, or without a path, say nothing."""
+    """What a batch adds to `AdaptivePenalty.counts`: (5,) float32. Utterances without labels, or without a path, say nothing."""
     batch, width = len(x), targets.shape[1]
+    if not (x.numel() and targets.numel()):
+        return x.new_zeros(5, dtype=torch.float32)
     token, begins = find_read(x, frames, threshold=_THRESHOLD, blank=blank)
-    log_penalty = nn.functional.logsigmoid(log_odds).float().expand(batch, width + 1)
+    log_penalty = nn.functional.logsigmoid(log_odds).float().to(x.device).expand(batch, width + 1)
     path = best_path(
         (x, targets, frames, labels, log_penalty), Setting("stc", False, blank, True, backend_for("auto", x.device))
     )
@@ -258,16 +264,16 @@ def _counts(
     )[:, :width]
     exists = torch.arange(width, device=x.device) < is_label.sum(dim=1, keepdim=True)
     rows = x.gather(1, frame[:, :, None].expand(-1, -1, x.shape[2])).float()
-    probability = rows.log_softmax(dim=2).gather(2, targets.long().clamp(min=0)[:, :, None])[:, :, 0].exp()
+    probability = rows.log_softmax(dim=2).gather(2, targets.long().clamp(0, x.shape[2] - 1)[:, :, None])[:, :, 0].exp()
     known = exists.sum(dim=1)
     read = torch.where(known > 0, begins.sum(dim=1), 0)
-    gaps = known.double()
+    gaps = known.float()
     if open_gaps is not None:
         inside = torch.arange(width + 1, device=x.device) <= labels[:, None]
         gaps = gaps * (open_gaps.to(x.device) & inside).sum(dim=1) / (labels + 1)
     is_found = exists & (token.gather(1, frame) != blank)
     return torch.stack(
-        [n.double() for n in (is_found.sum(), read.sum(), known.sum(), gaps.sum(), (probability * exists).sum())]
+        [n.float() for n in (is_found.sum(), read.sum(), known.sum(), gaps.sum(), (probability * exists).sum())]
     )
 
 
@@ -281,7 +287,7 @@ def _move(log_odds: Tensor, counts: Tensor, record: Tensor, p_min: float, p_max:
     past = (top / torch.maximum(sure, top)) ** _FORGETS
     held = past * held + (1 - past) * missing
     record.copy_(torch.stack((torch.maximum(sure, top), held)))
-    share = (held + (held - missing).clamp(min=0)).clamp(p_min, 0.95)
+    share = (held + (held - missing).clamp(min=0)).clamp(1e-6, 0.95)
     p = (share ** (1 / (1 + 1.75 * record[0] ** 6))).clamp(p_min, p_max)
     step = (torch.logit(p) - log_odds).clamp(-rate, rate)
     log_odds += torch.where((gaps > 0) & (record[0] > _FIRST_SURE), step, 0.0)  # nothing observed says nothing

@@ -134,21 +134,21 @@ EARLY = ("trainer.eval_every=1", "trainer.log_every=1", "optim.schedule.name=con
 def test_a_run_that_stands_still_stops_early_with_its_best(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Smoothed it is at its lowest, 21, at step 6, so half of the steps are waited at step 12."""
+    """Smoothed it is at its lowest, 21, at step 6, and half of the 24 steps later it ends."""
     scripted(monkeypatch, 100.0, 99.0, 98.0, 42.0, 21.0, 20.0, 28.0, 36.0, 40.0)
     said: list[str] = []
     recipe = tiny.recipe(root, *EARLY)
     whole = train(recipe, tmp_path / "whole", on_message=said.append)
-    assert (whole.steps, whole.best_step, whole.best_error, whole.stopped_early) == (12, 6, 20.0, True)
+    assert (whole.steps, whole.best_step, whole.best_error, whole.stopped_early) == (18, 6, 20.0, True)
     assert sum("stops early" in sentence for sentence in said) == 1
     assert (
-        "step 12: training stops early, for dev error has stood still since step 6 (trainer.patience=0.5)" in said[-1]
+        "step 18: training stops early, for dev error has stood still since step 6 (trainer.patience=0.5)" in said[-1]
     )
     assert "stopped early" in str(whole)
     assert runs.load(tmp_path / "whole").step == 6
     assert runs.read_results(tmp_path / "whole")["train"]["stopped_early"] is True
     # Killed and resumed it stops at the same step, and once it has stopped it is over.
-    for step in (5, 9, 11):
+    for step in (5, 9, 16):
         with pytest.raises(Killed):
             train(recipe, tmp_path / "stopped", resume=True, on_metrics=kill_at(step))
     for _ in range(2):

@@ -1,7 +1,7 @@
 """One file, one criterion, found by being there.
 
 A criterion is a module of this package with a function `label_graph(targets, target_lengths, *, blank) -> LabelGraph`.
-One with stars takes `log_penalty` and `matching` as well.
+One with stars takes `log_penalty` and `merge_repeats` as well.
 """
 
 from __future__ import annotations

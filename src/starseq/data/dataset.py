@@ -293,7 +293,7 @@ class ManifestDataset(Dataset[Item]):
         """The ids whose labels do not fit into the frames that a model of that stride leaves, with how many times as many
         frames they need: their loss would be inf.
 
-        STC needs T >= U; CTC also a frame for each repeat, which `repeats` counts.
+        A label needs a frame. Where repeats are merged, one is needed between equal labels, too: `repeats` counts these.
         """
         found = {}
         for i, size in enumerate(self.sizes):

@@ -225,7 +225,7 @@ class Loop:
 
     def _stands_still(self) -> bool:
         share = self.recipe.trainer.patience
-        return share is not None and self.patience.is_over(share)
+        return share is not None and self.patience.is_over(share, self.recipe.trainer.max_steps or 0)
 
     def _at_its_end(self) -> bool:
         trainer = self.recipe.trainer

@@ -76,7 +76,7 @@ SMOOTHED = 3
 
 @dataclass
 class Patience:
-    """Whether dev error has stood still for so long that a run had better end: for a share of all steps up to now.
+    """Whether dev error has stood still for so long that a run had better end: for a share of all steps.
 
     What counts is the median of three evaluations in a row, so that one lucky evaluation early on is no mark that everything
     later has to beat, and a curve that hovers while it falls goes on. A run has to begin to read first.
@@ -112,6 +112,8 @@ class Patience:
         else:
             self.waited += 1
 
-    def is_over(self, share: float) -> bool:
-        enough = self.waited >= FEWEST_EVALUATIONS and self.step - self.since >= share * self.step
+    def is_over(self, share: float, planned: int = 0) -> bool:
+        """Whether nothing became better for that share of the steps: of those planned, or of those done if these are more."""
+        steps = max(self.step, planned)
+        enough = self.waited >= FEWEST_EVALUATIONS and self.step - self.since >= share * steps
         return enough and self.best < READS
