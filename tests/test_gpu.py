@@ -349,3 +349,55 @@ def test_viterbi(skips: bool) -> None:
     path, score = banded_triton.viterbi(log_stay.cuda(), log_enter.cuda(), here, lengths.cuda())
     assert torch.equal(path.cpu(), truth[0])
     torch.testing.assert_close(score.cpu(), truth[1])
+
+
+def criteria_and_batch() -> tuple[starseq.STCLoss, starseq.STCLoss, tuple[Tensor, ...]]:
+    logits, *others = batch(63, 81, 20)
+    return starseq.STCLoss(), starseq.STCLoss(), (logits.requires_grad_(), *others)
+
+
+def on_gpu(arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (arguments[0].detach().cuda().requires_grad_(), *(x.cuda() for x in arguments[1:]))
+
+
+def test_the_star_tunes_itself_as_on_the_cpu() -> None:
+    here, there, arguments = criteria_and_batch()
+    for _ in range(9):
+        here(*arguments), there(*on_gpu(arguments))
+    assert there.penalty.counts.is_cuda
+    torch.testing.assert_close(there.penalty.counts.cpu(), here.penalty.counts, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(there.penalty().cpu(), here.penalty())
+
+
+def test_the_star_tunes_itself_in_a_graph_and_waits_for_nothing() -> None:
+    criterion, _, arguments = criteria_and_batch()
+    arguments = on_gpu(arguments)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(5):
+            criterion(*arguments).backward()
+    stream.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            criterion(*arguments).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    arguments[0].grad = None
+    graph, before = torch.cuda.CUDAGraph(), criterion.penalty.counts.clone()
+    with torch.cuda.graph(graph):
+        criterion(*arguments).backward()
+    for _ in range(8):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert not torch.equal(before, criterion.penalty.counts)
+    assert criterion.penalty.counts.isfinite().all()
+
+
+def test_the_star_tunes_itself_in_compiled_code() -> None:
+    eager, inner, arguments = criteria_and_batch()
+    eager, inner, arguments = eager.cuda(), inner.cuda(), on_gpu(arguments)
+    compiled = torch.compile(inner, fullgraph=True)
+    for _ in range(6):
+        torch.testing.assert_close(compiled(*arguments), eager(*arguments))
+    assert torch.equal(inner.penalty.counts, eager.penalty.counts)

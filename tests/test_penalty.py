@@ -307,6 +307,13 @@ def test_batches_without_anything(shape: tuple[int, int, int]) -> None:
     assert not criterion.penalty.counts.any()
 
 
+def test_an_utterance_without_frames_spoils_no_other() -> None:
+    penalty, logits = AdaptivePenalty(), one_hot([[1, 0, 2], [3, 0, 0]], 5)
+    logits[1] = math.nan
+    look(penalty, logits, torch.tensor([[1, 2], [3, 0]]), (3, 0), (2, 1))
+    assert penalty.counts[:4].tolist() == [2, 2, 2, 2]
+
+
 def test_it_looks_at_one_call_in_four() -> None:
     penalty, seen = AdaptivePenalty(), []
     for _ in range(9):

@@ -265,6 +265,7 @@ def _counts(
     exists = torch.arange(width, device=x.device) < is_label.sum(dim=1, keepdim=True)
     rows = x.gather(1, frame[:, :, None].expand(-1, -1, x.shape[2])).float()
     probability = rows.log_softmax(dim=2).gather(2, targets.long().clamp(0, x.shape[2] - 1)[:, :, None])[:, :, 0].exp()
+    probability = torch.where(exists, probability, 0.0)  # past the lengths there may be anything
     known = exists.sum(dim=1)
     read = torch.where(known > 0, begins.sum(dim=1), 0)
     gaps = known.float()
@@ -272,9 +273,7 @@ def _counts(
         inside = torch.arange(width + 1, device=x.device) <= labels[:, None]
         gaps = gaps * (open_gaps.to(x.device) & inside).sum(dim=1) / (labels + 1)
     is_found = exists & (token.gather(1, frame) != blank)
-    return torch.stack(
-        [n.float() for n in (is_found.sum(), read.sum(), known.sum(), gaps.sum(), (probability * exists).sum())]
-    )
+    return torch.stack([n.float() for n in (is_found.sum(), read.sum(), known.sum(), gaps.sum(), probability.sum())])
 
 
 def _move(log_odds: Tensor, counts: Tensor, record: Tensor, p_min: float, p_max: float, rate: float) -> None:
