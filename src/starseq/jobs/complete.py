@@ -104,7 +104,7 @@ def complete(
             left.append({"id": emission.id, "reason": f"nothing was read in {silent} of its gaps"})
         if known.empty:
             left.append({"id": emission.id, "reason": "it is nothing but a gap: all of its text is the run's"})
-        if filled.text == emission.row.text and emission.row.marked:
+        if filled.text == emission.row.text:
             return {**_kept(emission.row), "left": left}
         row = emission.row.replace(
             text=filled.text, gaps="marked", text_partial=emission.row.text, unit=places.unit, added=filled.added

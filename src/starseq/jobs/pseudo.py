@@ -172,8 +172,8 @@ def pseudo(
     None are those of ``tuned.json``. Where `manifest` is the run's own and its recipe drops labels on the fly, what it dropped is
     unknown here too.
 
-    A row gets `text`, `gaps`, `text_partial`, `confidence`, `added` and `source` (docs/pseudo-labels.md). A row that cannot be
-    aligned comes out as it was, and is listed in ``STEM.failed.jsonl``; of the kind "plain" one in which nothing was read is
+    A row gets `text`, `gaps`, `text_partial`, `confidence`, `added`, `refused` and `source` (docs/pseudo-labels.md). A row
+    that cannot be aligned comes out as it was, and is listed in ``STEM.failed.jsonl``; of the kind "plain" one in which nothing was read is
     listed alone. A file that cannot be read raises, or with `skip_bad` its row is listed too. ``STEM.summary.json`` counts. A job
     that was stopped goes on where it was.
 
