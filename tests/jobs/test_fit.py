@@ -11,6 +11,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -487,13 +488,22 @@ def test_gaps_are_closed_where_nothing_was_read(tmp_path: Path) -> None:
         closing(tmp_path, rows[:1])
 
 
+def test_digits_are_prepared_whatever_lies_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job, "prepare", lambda name, out, **more: digits.prepare(out, train=4, dev=2, test=2))
+    foreign = tmp_path / "out" / "data" / "manifest.jsonl"
+    write_manifest(foreign, [{"id": "foreign", "path": "a.png", "text": "x"}])
+    one = job._Fit("digits", tmp_path / "out", None, (), None, job._State(tmp_path, {}, {}), lambda _: None, print)
+    assert "foreign" not in {row.id for row in read_manifest(one._source())}
+
+
 def test_a_weak_teacher_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Weak:
         dev_error = 81.2
 
-    def done(*arguments: Any, **options: Any) -> None:
+    def done(*arguments: Any, **options: Any) -> Any:
         assert options["skip_bad"]
-        raise KeyboardInterrupt
+        return SimpleNamespace(failed=2, report=lambda: "the report")
 
     said: list[str] = []
     state = job._State(tmp_path, {}, {}, {"root": str(tmp_path), "judged": [], "teacher": True})
@@ -501,8 +511,8 @@ def test_a_weak_teacher_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(runs, "load", lambda folder: Weak)
     monkeypatch.setattr(job._Fit, "_device", lambda self: "cpu")
     monkeypatch.setattr(job, "pseudo", done)
-    with pytest.raises(KeyboardInterrupt):
-        one._complete()
+    one._complete()
+    assert said[-1].startswith("2 rows that have more labels than frames, or that cannot be opened, are left out")
     assert said[0].startswith("the teacher's error on dev is 81 %: what it fills in is mostly guesses")
 
 

@@ -432,7 +432,7 @@ def _decide_splits(plan: Plan, found: Survey) -> None:
             )
         else:
             by = "rows" if plan.dev.by == "id" else f"rows of {len(plan.dev.values):,} of the field {plan.dev.by}"
-            taken = f"{plan.dev.rows:,} {by} are taken from train by a hash"
+            taken = f"{plan.dev.rows:,} {by} are taken from train, always the same"
             say(f"dev: {none}, so {taken}; {plan.dev.judged:,} can be judged")
             plan.judged = [DEV]
     for name in plan.tests:

@@ -25,7 +25,7 @@ from starseq.text.known import known_text
 __all__ = ["THRESHOLD", "Counts", "complete"]
 
 THRESHOLD = 0.5
-"""of a filling: the run finds it as likely as everything else together that could stand there"""
+"""of a filling: the run finds it as likely as everything else that could stand there, or nothing at all"""
 
 
 @dataclass(frozen=True)
