@@ -369,7 +369,7 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     ...
     starseq.data.errors.DataError: optim.learning_rate is not a key of a recipe; the nearest is optim.lr
     """
-    recipe: Recipe = _typed(_merged(_read(str(name)), _overrides(overrides)), Recipe, "")
+    recipe: Recipe = _typed(_merged(_read(str(name)), override_tree(overrides)), Recipe, "")
     _check(recipe)
     return recipe
 
@@ -416,7 +416,8 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
     return {str(key): value for key, value in tree.items()}
 
 
-def _overrides(overrides: Sequence[str]) -> dict[str, Any]:
+def override_tree(overrides: Sequence[str]) -> dict[str, Any]:
+    """What overrides say, as a tree: ``a.b=1`` and ``a={b: 1}`` are the same."""
     tree: dict[str, Any] = {}
     for override in overrides:
         key, equals, value = override.partition("=")

@@ -61,7 +61,7 @@ def test_every_row_is_completed(run: Path, tmp_path: Path, mark: bool) -> None:
         untouched += new.text == old.text
         if "added" not in new.fields:
             assert {**new.fields, "archive": ""} == {**old.fields, "archive": ""}
-            assert old.marked  # nothing was filled, or nothing was missing
+            assert new.text == old.text  # nothing was filled, or nothing was missing
             continue
         assert (new["text_partial"], new["gaps"], new["unit"]) == (old.text, "marked", "columns")
         assert without(new) == old.text
@@ -212,6 +212,24 @@ def test_a_row_without_text_is_a_gap(run: Path, tmp_path: Path) -> None:
     counts = call(run, manifest, tmp_path / "out.jsonl", threshold=1.0)
     assert [(row.text, row["gaps"]) for row in read_manifest(tmp_path / "out.jsonl")] == [("*", "marked")] * 2
     assert (counts.left, counts.filled, counts.unmarked) == (2, 0, 2)
+
+
+def test_white_space_is_a_gap_and_an_unmarked_row_stays_as_it_was(run: Path, tmp_path: Path) -> None:
+    """Where nothing was read."""
+    silent = tmp_path / "silent"
+    shutil.copytree(run, silent)
+    network = runs.load(silent).model
+    for weight in network.parameters():
+        weight.data.zero_()
+    last = list(network.parameters())[-1]
+    assert last.shape == (len(runs.load(silent).tokeniser.vocabulary),)
+    last.data[0] = 50.0  # blanks alone
+    save_model(silent, network, step=1, log_penalty=-1.0, dev_error=None)
+    call(silent, rows_of(silent, "silent", "12", " "), tmp_path / "out.jsonl")
+    stays, blank = read_manifest(tmp_path / "out.jsonl")
+    assert stays.text == "12"
+    assert not {"gaps", "added", "text_partial"} & stays.fields.keys()
+    assert (blank.text, blank["gaps"]) == (" *", "marked")
 
 
 def test_every_gap_that_is_left_is_listed(run: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,14 +115,14 @@ def test_the_whole_way(data: Path, whole: tuple[Path, list[str], list[job.Moment
     for row in completed.values():
         left = iter(row.text)
         assert all(label in left for label in parse(before[row.id].text, "char").labels)
-        assert "*" not in row.text or row["split"] != "train"
     for name, criterion in (("teacher", "stc"), ("student", "ctc")):
         run = runs.load(out / name)
         assert run.criterion == criterion
         assert set(runs.read_results(out / name)["evaluate"]) == {"dev", "test"}
     assert run.manifest.samefile(out / "student.jsonl")
     learned = {row.id: row for row in read_manifest(run.manifest)}
-    assert learned.keys() == completed.keys() - failed
+    silent = {id for id, row in completed.items() if row.get("refused") or not _plan.without_gaps(row.text)}
+    assert learned.keys() == completed.keys() - failed - silent
     assert not any("*" in row.text for row in learned.values())
     assert all("*" in completed[id].text or row.text == completed[id].text for id, row in learned.items())
     for name in ("teacher", "student"):
@@ -235,7 +236,6 @@ def test_a_folder_without_dev_and_a_bad_file(data: Path, tmp_path: Path, monkeyp
     assert {row.get("gaps") for row in rows if row["split"] == "train" and "*" not in row.text} == {"marked"}
     assert any(line.startswith(f"dev: there is none, so {len(dev)} rows are taken from train") for line in said)
     assert "test" not in result.tables["student"]
-    assert any(line.startswith("the files lie outside") for line in said)
 
 
 def test_nothing_to_judge_on(data: Path, tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_nothing_to_judge_on(data: Path, tmp_path: Path) -> None:
         del row["text_full"], row["split"]
     write_manifest(data / "gaps.jsonl", rows)
     result, said = fitted(data / "gaps.jsonl", tmp_path / "out")
-    assert any("no training row has a text that is known to be complete" in line for line in said)
+    assert any("fewer than two training rows have a text that is known to be complete" in line for line in said)
     assert "no error rate will be known: no row of dev or test has a complete text" in said
     assert result.tables == {}
     assert (result.lm, "no error rate is known" in str(result)) == (None, True)
@@ -337,6 +337,29 @@ def test_criterion_by_what_the_rows_say(tmp_path: Path) -> None:
     assert any(one.startswith("2 rows without text are read by the teacher") for one in untold.why)
 
 
+def test_overrides_say_the_same_in_every_form(tmp_path: Path) -> None:
+    full = [line(f"complete text {i}") for i in range(30)]
+    assert planned(tmp_path, full, "criterion={name: stc}").teacher
+    assert planned(tmp_path, full, "criterion.name=ctc", "criterion={name: stc}").criterion == "stc"
+    assert planned(tmp_path, full, "data.drop={p: 0.5}").drops
+    assert planned(tmp_path, full, "data={drop: {p: 0.5}}").drops
+    assert not planned(tmp_path, full, "data.drop=null").drops
+
+
+def test_another_spelling_is_no_lost_label(tmp_path: Path) -> None:
+    rows = [line("Text", text_full="text"), line("texts", text_full="text")]
+    assert planned(tmp_path, rows * 1).criterion == "ctc"
+    assert planned(tmp_path, [*rows, line("tex", text_full="text")]).criterion == "stc"
+
+
+def test_few_marks_are_a_warning(tmp_path: Path) -> None:
+    rows = [line(f"complete text {i}") for i in range(99)]
+    many = planned(tmp_path, [*rows, line("a *")])
+    assert any(why.startswith("99 rows mark no gap") for why in many.why)
+    few = planned(tmp_path, [*rows, line("more"), line("a *")])
+    assert any(why.startswith("warning: only 1 rows mark a gap; 100 rows mark no gap") for why in few.why), few.why
+
+
 def test_missing_labels_without_a_mark_show_beside_dev(tmp_path: Path) -> None:
     """Half of the characters for the same width."""
     held_out = [line("complete text", split="dev") for _ in range(30)]
@@ -371,6 +394,15 @@ def test_a_closed_vocabulary_is_one_of_words(tmp_path: Path) -> None:
     assert "text.unit=word" not in planned(tmp_path, [spoken("one tw*o three") for _ in range(60)]).changes
 
 
+def test_a_unit_that_is_asked_for_is_kept(tmp_path: Path) -> None:
+    rows = [spoken("one two * three") for _ in range(60)]
+    for override in ("text.unit=char", "text={unit: char}"):
+        assert not {"text.unit=word", "model.stride=8"} & set(planned(tmp_path, rows, override).changes)
+    words = planned(tmp_path, rows, "text.unit=word")
+    assert "model.stride=8" not in words.changes
+    assert "labels are words, as text.unit asks for" in words.why
+
+
 def test_splits(tmp_path: Path) -> None:
     rows = [line(f"some text {i}", split="train-clean-100", speaker=str(i % 20)) for i in range(200)]
     rows += [line("held out", split="test-other"), line("a * b", split="test-clean"), line("a", split="notes")]
@@ -393,6 +425,95 @@ def test_splits(tmp_path: Path) -> None:
     assert {row["split"] for row in brought} == {"train", "dev", "test-other", "test-clean", "notes"}
     speakers = {split: {row["speaker"] for row in brought if row["split"] == split} for split in ("train", "dev")}
     assert not speakers["train"] & speakers["dev"]
+
+
+def test_names_of_splits(tmp_path: Path) -> None:
+    for role, names in {
+        "train": ("train1", "trainset", "Training_2"),
+        "dev": ("dev2", "development", "devel", "val1"),
+        "test": ("test1", "testset", "evaluation"),
+        "none": ("1", "trains-are-fast", "notes"),
+    }.items():
+        assert {_plan.role_of(name) for name in names} == {role}, role
+    with pytest.raises(DataError, match="each of a, b could be meant"):
+        planned(tmp_path, [line("x", split=split) for split in ("a", "b", "test1")])
+
+
+def test_one_complete_row_is_too_few_for_dev(tmp_path: Path) -> None:
+    found = planned(tmp_path, [line("a * b"), line("a text", gaps="marked")])
+    assert any("fewer than two training rows have a text that is known to be complete" in why for why in found.why)
+
+
+def test_white_space_of_lines_is_no_label(tmp_path: Path) -> None:
+    found = planned(tmp_path, [line("a\tb\r\n* c", text_full="a\tb d\rc"), line("text")])
+    _plan.bring_in(_plan.survey(tmp_path / "m.jsonl"), found, tmp_path / "in.jsonl")
+    row = next(read_manifest(tmp_path / "in.jsonl"))
+    assert (row.text, row["text_full"]) == ("a b * c", "a b d c")
+
+
+def test_files_lie_beside_what_was_prepared_or_in_data(tmp_path: Path) -> None:
+    """Of a corpus elsewhere; nothing else is read, though one folder holds it all."""
+    manifest, corpus = tmp_path / "out" / "data" / "manifest.jsonl", tmp_path / "corpus"
+    write_manifest(manifest, [{"id": "a", "path": "../../corpus/a.png", "text": "x"}])
+    folders = [manifest.parent, corpus]
+    assert _plan.root_of(manifest, tmp_path / "out", folders) == tmp_path.resolve()
+    with pytest.raises(DataError, match=r"line 1: ../../corpus/a.png lies outside of .*data, so it is not read"):
+        _plan.root_of(manifest, tmp_path / "out", folders[:1])
+
+
+# --- what the student learns from -------------------------------------------------------------------------------------
+
+
+def closing(out: Path, rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """The texts that the student learns from, and what was said."""
+    write_manifest(out / "completed.jsonl", [{"id": f"u{i}", "split": "train", **row} for i, row in enumerate(rows)])
+    (out / "completed.failed.jsonl").write_text('{"id": "u0"}\n')
+    said: list[str] = []
+    one = job._Fit(out, out, None, (), None, job._State(out, {}, {}), lambda _: None, said.append)
+    one._close()
+    return [row.text for row in read_manifest(out / "student.jsonl")], said
+
+
+def test_gaps_are_closed_where_nothing_was_read(tmp_path: Path) -> None:
+    rows = [line("failed"), line("(Ste *) * end", refused=0), line("a * c", refused=1), line("*"), line("b")]
+    assert closing(tmp_path, rows) == (
+        ["(Ste) end", "b"],
+        [
+            "1 rows are left out: what was read in their gaps does not fit beside what is known",
+            "1 rows without a text in which nothing was read are left out",
+            "2 gaps in which nothing was read are taken for empty",
+        ],
+    )
+    with pytest.raises(DataError, match="no training row was completed"):
+        closing(tmp_path, rows[:1])
+
+
+def test_digits_are_prepared_whatever_lies_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job, "prepare", lambda name, out, **more: digits.prepare(out, train=4, dev=2, test=2))
+    foreign = tmp_path / "out" / "data" / "manifest.jsonl"
+    write_manifest(foreign, [{"id": "foreign", "path": "a.png", "text": "x"}])
+    one = job._Fit("digits", tmp_path / "out", None, (), None, job._State(tmp_path, {}, {}), lambda _: None, print)
+    assert "foreign" not in {row.id for row in read_manifest(one._source())}
+
+
+def test_a_weak_teacher_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Weak:
+        dev_error = 81.2
+
+    def done(*arguments: Any, **options: Any) -> Any:
+        assert options["skip_bad"]
+        return SimpleNamespace(failed=2, report=lambda: "the report")
+
+    said: list[str] = []
+    state = job._State(tmp_path, {}, {}, {"root": str(tmp_path), "judged": [], "teacher": True})
+    one = job._Fit(tmp_path, tmp_path, None, (), None, state, lambda _: None, said.append)
+    monkeypatch.setattr(runs, "load", lambda folder: Weak)
+    monkeypatch.setattr(job._Fit, "_device", lambda self: "cpu")
+    monkeypatch.setattr(job, "pseudo", done)
+    one._complete()
+    assert said[-1].startswith("2 rows that have more labels than frames, or that cannot be opened, are left out")
+    assert said[0].startswith("the teacher's error on dev is 81 %: what it fills in is mostly guesses")
 
 
 def test_a_dev_split_is_a_tenth_and_never_empty() -> None:
@@ -428,6 +549,13 @@ def test_bad_data_is_one_sentence(data: Path, tmp_path: Path, command: Command) 
     write_manifest(mixed, [{"id": "a", "path": "a.png", "text": "x"}, {"id": "b", "path": "b.wav", "text": "x"}])
     held_out = tmp_path / "dev.jsonl"
     write_manifest(held_out, [{"id": "a", "path": "a.png", "text": "x", "split": "dev"}])
+    folds = tmp_path / "folds.jsonl"
+    write_manifest(folds, [{**rows[0], "id": split, "text": "x", "split": split} for split in ("fold", "left", "dev")])
+    outside = folder / "outside.jsonl"
+    write_manifest(outside, [{"id": "a", "path": "../secret/a.png", "text": "x"}])
+    blank, latin = tmp_path / "blank.txt", tmp_path / "latin.txt"
+    blank.write_text("\n \n")
+    latin.write_bytes(b"\xe9t\xe9\n")
     for arguments, sentence in {
         (empty,): "no row has a text to learn from",
         (folder,): "nothing to read there; `starseq fit` takes a manifest, or audio or images",
@@ -436,6 +564,17 @@ def test_bad_data_is_one_sentence(data: Path, tmp_path: Path, command: Command) 
         (tmp_path / "none",): "no such file or folder",
         (data / "partial.jsonl", "optim.learning_rate=1"): "the nearest is optim.lr",
         (data / "partial.jsonl", "--minutes", "0"): "minutes: 0 is not a number above 0",
+        (data / "partial.jsonl", "--minutes", "inf"): "minutes: inf is not a number above 0",
+        (
+            data / "partial.jsonl",
+            "data.root=/",
+        ): "data.root: `starseq fit` takes files and splits from DATA, so leave this out",
+        (data / "partial.jsonl", "data.splits.train=[x]"): "data.splits: `starseq fit` takes files and splits",
+        (data / "partial.jsonl", "data={manifest: x}"): "data.manifest: `starseq fit` takes files and splits",
+        (folds,): "no split is called train, and each of fold, left could be meant: call one of them train",
+        (outside,): "outside.jsonl, line 1: ../secret/a.png lies outside of",
+        (data / "partial.jsonl", "--text", blank): "blank.txt: no line has a text",
+        (data / "partial.jsonl", "--text", latin): "latin.txt, line 1: not UTF-8",
         (data / "partial.jsonl", "--text", tmp_path / "none.txt"): "none.txt: no such file",
     }.items():
         found = command("fit", *arguments, "--out", tmp_path / "out")

@@ -8,8 +8,10 @@ from typer.testing import CliRunner
 
 from starseq.cli import app
 from starseq.data.errors import DataError
+from starseq.decode.ngram_automaton import NGramAutomaton
 from starseq.jobs import lm as job
 from starseq.lm.transformer import TransformerLM
+from starseq.text.vocabulary import Vocabulary
 
 SMALL = {"width": 16, "heads": 2, "hidden": 32, "layers": 1, "batch_tokens": 128, "warmup_steps": 5, "lr": 1e-2}
 
@@ -192,3 +194,14 @@ def test_neural_by_command_with_dev_text_and_unknown_words(text, tmp_path):
     known = set((tmp_path / "lm" / "tokens.txt").read_text().split())
     unknown = sum(word not in known for word in ("1", "2", "zebra"))
     assert f" {unknown} unknown" in run("lm", "score", tmp_path / "lm", tmp_path / "dev.txt").output
+
+
+def test_white_space_that_is_a_token_is_a_word(tmp_path):
+    """A no-break space, as a run's tokens.txt has it."""
+    text, tokens, arpa = tmp_path / "a.txt", tmp_path / "tokens.txt", tmp_path / "lm.arpa"
+    text.write_text("a\u00a0b a\u00a0b\n" * 5)
+    tokens.write_text(Vocabulary(["a", "b", " ", "\u00a0"]).to_lines())
+    job.train_ngram([text], arpa, order=2, vocabulary=tokens, unit="char")
+    assert "\ta \u00a0" in arpa.read_text()
+    lm = NGramAutomaton(arpa, ["<blank>", "a", "b", "\u00a0"])
+    assert lm.score([1, 3, 2]) > lm.score([1, 2, 3])

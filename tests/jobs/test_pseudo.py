@@ -12,7 +12,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +33,7 @@ from starseq.decode.confidence import Judge
 from starseq.decode.greedy import greedy
 from starseq.jobs import _label, _stream
 from starseq.jobs import pseudo as job
-from starseq.jobs._fill import fill
+from starseq.jobs._fill import Filled, fill
 from starseq.jobs._stream import Shard
 from starseq.jobs.drop import drop
 from starseq.jobs.evaluate import evaluate
@@ -220,6 +222,24 @@ def test_what_contradicts_a_piece_of_a_word_is_not_written() -> None:
         (left,) = filled.left
         assert left == {"guess": "quick", "confidence": 0.99, "reason": "it does not agree with 'bro*'", "position": 7}
         assert fill(known_text(tokeniser, "the qui* fox"), tokens, threshold=0.0, whole=whole).text == "the quick fox"
+
+
+def test_gaps_that_are_known_to_hold_something_are_counted(
+    run: Path, partial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a reading was refused, and where part of a word stands; a gap in which nothing was read is none."""
+
+    def refuses(*arguments: Any, **options: Any) -> Filled:
+        return Filled("1 * qu* 2", [], [{"position": 2}, {"position": 6}], [], 2)
+
+    monkeypatch.setattr(_label, "fill", refuses)
+    label(run, partial, tmp_path / "out.jsonl")
+    assert {row["refused"] for row in read_manifest(tmp_path / "out.jsonl") if row["split"] == "train"} == {2}
+    words = Tokeniser(Vocabulary(["the", "fox"]), "word")
+    teacher = _label.Labeller([SimpleNamespace(tokeniser=words)], "keep-known", 0.0, {}, None, (0.0, 0.0))  # type: ignore[list-item]
+    assert teacher._in_words("the * qu* *x (*) \\* *") == {8, 10}
+    letters = replace(teacher, several=[SimpleNamespace(tokeniser=Tokeniser(Vocabulary("aqu"), "char"))])
+    assert letters._in_words("qu*") == set()
 
 
 def test_rows_that_need_no_student_to_guess(run: Path, partial: Path, tmp_path: Path) -> None:

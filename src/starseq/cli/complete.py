@@ -37,7 +37,7 @@ def complete(
     """Fill the gaps, and keep what is known to the byte.
 
     A gap that is not filled stays `*`. Every row comes out. A confidence of 0.5 says that the run gives a token as much
-    as everything else together that could stand in its place.
+    as everything else that could stand there, or nothing at all.
 
     Beside FILE, .left.jsonl lists what was read but not written, and rows without a gap; .failed.jsonl the rows that could
     not be aligned, which come out as they were: then the exit code is 1. A job that was stopped goes on where it was.

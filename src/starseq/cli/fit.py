@@ -38,9 +38,10 @@ def fit(
 ) -> None:
     """Make a recogniser from transcripts with holes.
 
-    Chooses a recipe and a dev split, trains a teacher with STC, completes the rows, trains a CTC model on them and a language
-    model, tunes, evaluates, and writes report.html. Where nothing is missing, CTC alone is trained. A fit that was stopped
-    goes on with the same command.
+    Chooses a recipe, and rows to judge by. Trains a teacher with STC, the criterion for texts in which labels are missing; the
+    teacher fills them in. Trains a student on the result with CTC, the criterion for complete texts, and a language model. Tunes,
+    evaluates, and writes report.html. Where nothing is missing, CTC alone is trained. A fit that was stopped goes on with the same
+    command.
     """
     from starseq.jobs import fit as job
 

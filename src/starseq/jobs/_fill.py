@@ -74,13 +74,18 @@ def fill(
     result = known.write(items)
     for gap, record in records.items():
         record["position"] = result.positions[gap]
-    # A row in which nothing is known, and nothing was read, is one gap.
-    return Filled(result.text or "*", added, left, labels, taken_out)
+    return Filled(_with_gap(result.text), added, left, labels, taken_out)
 
 
 def unchanged(row: Row) -> Row:
     """A row as it was; without any text it is one gap."""
-    return row if row.text else row.replace(text="*", gaps="marked")
+    text = row.text if row.text and row.marked else _with_gap(row.text)
+    return row if text == row.text else row.replace(text=text, gaps="marked")
+
+
+def _with_gap(text: str) -> str:
+    """Marks a text of which nothing is known, and in which nothing was read, as one gap."""
+    return text if text.strip() else text + "*"
 
 
 def gaps_in(text: str) -> int:

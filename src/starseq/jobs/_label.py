@@ -27,7 +27,7 @@ from starseq.jobs._stream import Record
 from starseq.jobs.decode import BeamReader, scorer_of, search_of
 from starseq.jobs.evaluate import Scores
 from starseq.lm import Scorer
-from starseq.text.gaps import Unit, has_gap, parse
+from starseq.text.gaps import Unit, has_gap, parse, split_gaps
 from starseq.text.known import Known, known_text
 from starseq.text.tokeniser import Tokeniser
 
@@ -206,9 +206,10 @@ class Labeller:
             filled = fill(known, tokens, threshold=threshold, whole=False)
         if self.kind == "plain" and not filled.added:
             raise ValueError("nothing was read")
+        refused = len({one["position"] for one in filled.left} | self._in_words(filled.text))
         row = row.replace(
             text=filled.text, gaps="marked", text_partial=row.text, confidence=round(_mean(filled.labels), 4),
-            added=filled.added, source=self.source,
+            added=filled.added, refused=refused, source=self.source,
         )  # fmt: skip
         return {
             "row": row.fields,
@@ -235,6 +236,16 @@ class Labeller:
             for run, emission in zip(self.several, emissions, strict=True)
         ]  # fmt: skip
         return [sum(shares) / len(shares) for shares in zip(*each, strict=True)]
+
+    def _in_words(self, text: str) -> set[int]:
+        """The positions of gaps that touch a word, where labels are words: part of it is missing."""
+        found, position, segments = set[int](), 0, split_gaps(text)
+        for before, after in zip(segments, segments[1:], strict=False):
+            position += len(before)
+            if self.run.tokeniser.unit == "word" and (before[-1:].isalnum() or after[:1].isalnum()):
+                found.add(position)
+            position += 1
+        return found
 
     def _winner(self, id: str, candidates: Sequence[Candidate]) -> Candidate:
         """The first, or the first after rescoring."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from starseq.config import Recipe, load_recipe
+from starseq.config import Recipe, load_recipe, override_tree
 from starseq.data import audio, images
 from starseq.data.dataset import FeatureReader, LineReader
 from starseq.data.errors import DataError
+from starseq.data.files import resolve_inside
 from starseq.data.manifest import Row, manifest_writer, read_manifest, rebaser
 from starseq.data.split import DevChoice, choose_dev
 from starseq.text.gaps import escape, has_gap, split_gaps
@@ -30,6 +32,8 @@ EVALUATIONS = 10
 """of a training, at least"""
 DENSER = 0.85
 """Labels are missing where training rows have less than this share of the characters of dev and test, for their size."""
+FEW_MARKED = 0.01
+"""Share of the rows: where fewer mark a gap, it is no habit to mark them"""
 DENSITY_ROWS = 20
 """rows on either side that such a comparison needs"""
 CLOSED_TYPES, CLOSED_TIMES = 200, 10
@@ -43,7 +47,11 @@ CLOSED = (
 Kind = Literal["audio", "images"]
 
 TRAIN, DEV = "train", "dev"
-_NAMES = {TRAIN: ("train", "tr"), DEV: ("dev", "val", "va"), "test": ("test", "eval", "te")}
+_NAMES = {
+    TRAIN: ("train", "tr", "training", "trainset"),
+    DEV: ("dev", "val", "va", "valid", "validation", "development", "devel", "devset"),
+    "test": ("test", "eval", "te", "testing", "evaluation", "testset"),
+}
 _MOST_TYPES = 5000
 
 
@@ -123,7 +131,7 @@ class Survey:
         return [name for name in self.splits if self.role(name) == role]
 
     def role(self, split: str) -> str:
-        """What a split is for; where none is called train, one whose name says nothing is trained on."""
+        """What a split is for; where none is called train, the one whose name says nothing is trained on."""
         found = role_of(split)
         return TRAIN if found == "none" and not self.has_train else found
 
@@ -143,20 +151,24 @@ class Survey:
 def role_of(split: str) -> str:
     """What a split is for, by its name; one without a meaning is for nothing.
 
-    >>> [role_of(name) for name in ("", "train-clean-100", "validation", "test-other", "notes")]
+    >>> [role_of(name) for name in ("", "train-clean-100", "validation", "test2", "notes")]
     ['train', 'train', 'dev', 'test', 'none']
     """
-    first = split.lower().replace("_", "-").partition("-")[0]
     if not split:
         return TRAIN
-    whole = {"training": TRAIN, "valid": DEV, "validation": DEV, "testing": "test"}
-    return whole.get(first) or next((role for role, names in _NAMES.items() if first in names), "none")
+    first = split.lower().replace("_", "-").partition("-")[0].rstrip("0123456789")
+    return next((role for role, names in _NAMES.items() if first in names), "none")
 
 
 def survey(manifest: Path) -> Survey:
     """Reads a manifest once, and counts."""
     names = {str(row.get("split") or "") for row in read_manifest(manifest, labelled=False)}
     found = Survey(manifest, has_train=any(role_of(name) == TRAIN for name in names))
+    unclear = sorted(name for name in names if role_of(name) == "none")
+    if len(unclear) > 1 and not found.has_train:
+        raise DataError(
+            f"{manifest}: no split is called train, and each of {', '.join(unclear)} could be meant: call one of them train"
+        )
     sized = True
     for row in read_manifest(manifest, labelled=False):
         if not any(found.kinds):
@@ -212,6 +224,11 @@ def is_untold(row: Row) -> bool:
     return not any(segment.strip() for segment in split_gaps(row.text))
 
 
+def lost_labels(row: Row) -> bool:
+    """Whether the complete text is longer; another of the same length is another spelling."""
+    return len(row.text) < len(row.get("text_full") or "")
+
+
 def can_be_judged(row: Row) -> bool:
     """Whether there is a text to compare with what is read, once `bring_in` has written the row."""
     return bool(row.get("text_full")) or (row.complete and not is_untold(row))
@@ -225,7 +242,7 @@ def _count(side: Side, row: Row, size: float | None) -> None:
     if has_gap(row.text):
         side.gaps += 1
         return
-    side.lost += row.get("text_full", row.text) != row.text
+    side.lost += lost_labels(row)
     side.closed += row.get("gaps") == "marked"
     if size is not None:
         side.size, side.sized = side.size + size, side.sized + 1
@@ -243,7 +260,7 @@ def _count_holes(found: Survey, row: Row) -> None:
                 found.inside += 1
             else:
                 found.between += 1
-    elif full and not has_gap(full) and full != row.text:
+    elif full and not has_gap(full) and lost_labels(row):
         left = iter("".join(split_gaps(full)).split())
         if all(word in left for word in segments[0].split()):
             found.words_lost += 1
@@ -285,7 +302,7 @@ class Plan:
 
 def make_plan(found: Survey, overrides: Sequence[str]) -> Plan:
     """The decisions. Rows that nothing can be learned from are a `DataError`."""
-    train, asked = found.train, _asked(overrides, "criterion.name")
+    train = found.train
     names = [name or "(none)" for name in found.splits]
     if not train.rows:
         raise DataError(
@@ -300,13 +317,13 @@ def make_plan(found: Survey, overrides: Sequence[str]) -> Plan:
     what = "hold audio" if found.kind == "audio" else "are images"
     built_in = ", of built-in digits" if plan.recipe == "digits" else ""
     say(f"recipe {plan.recipe}: {train.rows:,} rows to train on {what}{built_in}")
-    plan.drops = _asked(overrides, "data.drop.p") is not None
-    _decide_criterion(plan, found, asked)
+    plan.drops = asked(overrides, "data.drop") is not None
+    _decide_criterion(plan, found, asked(overrides, "criterion.name"))
     plan.changes += [f"criterion.name={plan.criterion}"]
     if found.features:
         plan.changes += ["data.reader.name=features"]
         say("reader features: the rows are stored features")
-    _decide_unit(plan, found)
+    _decide_unit(plan, found, asked(overrides, "text.unit"))
     unnamed = found.names("none")
     if unnamed:
         rows = sum(found.splits[name].rows for name in unnamed)
@@ -321,7 +338,7 @@ def _recipe_for(found: Survey) -> str:
     return "speech" if found.kind == "audio" else "handwriting"
 
 
-def _decide_criterion(plan: Plan, found: Survey, asked: str | None) -> None:
+def _decide_criterion(plan: Plan, found: Survey, wanted: str | None) -> None:
     train, say = found.train, plan.why.append
     reasons = []
     if train.gaps:
@@ -334,44 +351,49 @@ def _decide_criterion(plan: Plan, found: Survey, asked: str | None) -> None:
         ours, theirs = found.train.density, found.held_out.density
         unit = "a second" if found.kind == "audio" else "a line height"
         reasons.append(f"they have {ours:.2f} characters {unit}, and those of dev and test {theirs:.2f}")
-    if asked == "stc" and not reasons:
+    if wanted == "stc" and not reasons:
         reasons.append("criterion.name=stc asks for it")
     plain = train.told - train.gaps - train.closed - train.lost
-    if plain and train.gaps and not (train.lost or found.thinner or plan.drops or asked == "stc"):
+    if plain and train.gaps and not (train.lost or found.thinner or plan.drops or wanted == "stc"):
         plan.closes = True
     plan.silent = bool(reasons) and not (plan.closes or train.lost or plan.drops or not plain)
-    if reasons and asked in (None, "stc"):
+    if reasons and wanted in (None, "stc"):
         plan.criterion, plan.teacher = "stc", True
         say(
             f"labels are missing in the training rows ({'; '.join(reasons)}): STC trains a teacher, which completes them"
         )
     elif reasons:
-        plan.criterion, plan.teacher = str(asked), True
+        plan.criterion, plan.teacher = str(wanted), True
         say(
-            f"labels are missing ({'; '.join(reasons)}), and criterion.name={asked} was asked for: that trains the teacher"
+            f"labels are missing ({'; '.join(reasons)}), and criterion.name={wanted} was asked for: that trains the teacher"
         )
     elif train.untold:
         plan.closes = plan.teacher = True
-        plan.criterion = asked or "ctc"
+        plan.criterion = wanted or "ctc"
         say("no text says that labels are missing: CTC trains a teacher on the rows that have a text")
     else:
-        plan.criterion = asked or "ctc"
+        plan.criterion = wanted or "ctc"
         say(
             "no row marks a gap, and nothing else says that labels are missing: CTC will do. "
             "If they are missing without a mark, add criterion.name=stc"
         )
     if plan.closes and train.gaps:
+        few = f"warning: only {train.gaps:,} rows mark a gap; " if train.gaps < FEW_MARKED * train.told else ""
         say(
-            f"{plain:,} rows mark no gap, and are taken for complete, as others mark theirs; add criterion.name=stc if they are not"
+            f"{few}{plain:,} rows mark no gap, and are taken for complete, as others mark theirs; "
+            "add criterion.name=stc if they are not"
         )
     if train.untold:
         say(f"{train.untold:,} rows without text are read by the teacher, and the student learns from them too")
 
 
-def _decide_unit(plan: Plan, found: Survey) -> None:
+def _decide_unit(plan: Plan, found: Survey, wanted: str | None) -> None:
     types, total = len(found.words), sum(found.words.values())
     closed = types <= CLOSED_TYPES and total >= CLOSED_TIMES * types and found.whole_words is not False
-    if plan.recipe == "speech" and closed:
+    if wanted == "word":
+        plan.changes.append("text.missing=null")
+        plan.why.append("labels are words, as text.unit asks for")
+    elif plan.recipe == "speech" and closed and wanted is None:
         plan.changes += CLOSED
         plan.why.append(f"labels are words: there are {types:,}, each {total / types:,.0f} times on average")
     elif plan.criterion == "stc" and found.whole_words is not None:
@@ -405,11 +427,12 @@ def _decide_splits(plan: Plan, found: Survey) -> None:
         )
         if plan.dev is None:
             say(
-                f"dev: {none}, and no training row has a text that is known to be complete, so nothing is judged on dev"
+                f"dev: {none}, and fewer than two training rows have a text that is known to be complete, "
+                "so nothing is judged on dev"
             )
         else:
             by = "rows" if plan.dev.by == "id" else f"rows of {len(plan.dev.values):,} of the field {plan.dev.by}"
-            taken = f"{plan.dev.rows:,} {by} are taken from train by a hash"
+            taken = f"{plan.dev.rows:,} {by} are taken from train, always the same"
             say(f"dev: {none}, so {taken}; {plan.dev.judged:,} can be judged")
             plan.judged = [DEV]
     for name in plan.tests:
@@ -426,10 +449,23 @@ def _decide_splits(plan: Plan, found: Survey) -> None:
         say("no error rate will be known: no row of dev or test has a complete text")
 
 
-def _asked(overrides: Sequence[str], key: str) -> str | None:
-    """What the last override of a key says."""
-    values = [value for name, _, value in (override.partition("=") for override in overrides) if name.strip() == key]
-    return values[-1].strip() if values else None
+def asked(overrides: Sequence[str], key: str) -> Any:
+    """What overrides say of a key, however they are written; None if they say nothing.
+
+    >>> asked(["data.drop={p: 0.5}"], "data.drop.p"), asked(["data.drop.p=0.5"], "data.drop"), asked([], "seed")
+    (0.5, {'p': 0.5}, None)
+    """
+    found: Any = override_tree(overrides)
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Raises `DataError` for what a fit decides by itself."""
+    for key in ("data.corpus", "data.manifest", "data.root", "data.splits"):
+        if asked(overrides, key) is not None:
+            raise DataError(f"{key}: `starseq fit` takes files and splits from DATA, so leave this out")
 
 
 def steps_for(recipe: Recipe, found: Survey) -> int:
@@ -463,17 +499,24 @@ def recipe_for_steps(name: str, changes: Sequence[str], steps: int, overrides: S
 # --- the manifest of a fit --------------------------------------------------------------------------------------------
 
 
+_LINE_SPACE = re.compile(r"[\t\r\n\v\f]+")
+"""What is white space in a text, and no label"""
+_OPENING, _CLOSING = tuple("([{«„“"), tuple(")]}»”.,;:!?")
+
+
 def bring_in(found: Survey, plan: Plan, target: Path) -> None:
     """Writes the manifest that all parts read: every row has a split, and a row without text is one gap.
 
-    Splits of training rows are called train, those of dev rows dev; others keep their name.
+    Splits of training rows are called train, those of dev rows dev; others keep their name. Tabs and ends of lines become spaces.
     """
     rebase = rebaser(found.manifest, target)
 
     def rows() -> Iterator[Row]:
         for row in read_manifest(found.manifest, labelled=False):
             role = found.role(str(row.get("split") or ""))
-            changes: dict[str, Any] = {}
+            changes: dict[str, Any] = {
+                name: _LINE_SPACE.sub(" ", row.fields[name]) for name in ("text", "text_full") if row.get(name)
+            }
             if role == TRAIN:
                 changes["split"] = DEV if plan.dev is not None and row in plan.dev else TRAIN
             elif role == DEV:
@@ -490,14 +533,18 @@ def bring_in(found: Survey, plan: Plan, target: Path) -> None:
 
 
 def without_gaps(text: str) -> str:
-    r"""A text whose marked gaps hold nothing; of the spaces around one, one stays, and none at the ends.
+    r"""A text whose marked gaps hold nothing; of the spaces around one, one stays, and none at the ends and inside brackets.
 
     >>> without_gaps("the * fox"), without_gaps("* fo*x"), without_gaps("*"), without_gaps(r"2 \* 3")
     ('the fox', 'fox', '', '2 \\* 3')
+    >>> without_gaps("(Ste *) or (* Anne), a *."), without_gaps("so * !")
+    ('(Ste) or (Anne), a.', 'so !')
     """
     closed, *after = split_gaps(text)
     for segment in after:
-        if not closed or closed[-1].isspace():
+        if segment.startswith(_CLOSING):
+            closed = closed.rstrip()
+        elif not closed or closed[-1].isspace() or closed.endswith(_OPENING):
             segment = segment.lstrip()
         closed += segment
     if after and not after[-1].strip():
@@ -505,10 +552,19 @@ def without_gaps(text: str) -> str:
     return escape(closed)
 
 
-def root_of(manifest: Path, target: Path) -> Path:
-    """The deepest folder that holds `target` and every file of a manifest."""
-    folder = os.path.realpath(manifest.parent)
+def root_of(manifest: Path, target: Path, allowed: Sequence[Path]) -> Path:
+    """The deepest folder that holds `target` and every file of a manifest. A file in no `allowed` folder is a `DataError`."""
     folders = {os.path.realpath(target)}
     for row in read_manifest(manifest, labelled=False):
-        folders.add(os.path.dirname(os.path.realpath(os.path.join(folder, row.get("archive") or row.path))))
+        path = row.get("archive") or row.path
+        for number, folder in enumerate(allowed, start=1):
+            try:
+                folders.add(str(resolve_inside(path, manifest.parent, folder).parent))
+                break
+            except DataError:
+                if number == len(allowed):
+                    raise DataError(
+                        f"{manifest}, line {row.line}: {path} lies outside of {folder}, so it is not read; "
+                        "a manifest for `starseq fit` lies beside its files, or above them"
+                    ) from None
     return Path(os.path.commonpath(folders))

@@ -25,7 +25,7 @@ from starseq.text.known import known_text
 __all__ = ["THRESHOLD", "Counts", "complete"]
 
 THRESHOLD = 0.5
-"""of a filling: the run finds it as likely as everything else together that could stand there"""
+"""of a filling: the run finds it as likely as everything else that could stand there, or nothing at all"""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def complete(
             left.append({"id": emission.id, "reason": f"nothing was read in {silent} of its gaps"})
         if known.empty:
             left.append({"id": emission.id, "reason": "it is nothing but a gap: all of its text is the run's"})
-        if filled.text == emission.row.text and emission.row.marked:
+        if filled.text == emission.row.text:
             return {**_kept(emission.row), "left": left}
         row = emission.row.replace(
             text=filled.text, gaps="marked", text_partial=emission.row.text, unit=places.unit, added=filled.added

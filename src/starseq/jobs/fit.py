@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,12 +21,15 @@ from starseq.data.errors import DataError
 from starseq.data.files import locked, write_text
 from starseq.data.manifest import manifest_writer, read_manifest, write_manifest
 from starseq.decode.beam import Beam
+from starseq.jobs._fill import MOST_ERRORS, gaps_in
 from starseq.jobs._plan import (
     DEV,
     TRAIN,
     Plan,
     Survey,
+    asked,
     bring_in,
+    check_overrides,
     make_plan,
     recipe_for_steps,
     root_of,
@@ -41,6 +46,7 @@ from starseq.jobs.pseudo import pseudo
 from starseq.jobs.report import report
 from starseq.jobs.train import Metrics, train
 from starseq.jobs.tune import tune
+from starseq.lm.text import read_texts
 
 __all__ = ["FitResult", "Moment", "fit"]
 
@@ -128,7 +134,7 @@ def fit(
     Raises `DataError` with one sentence for data that nothing can be learned from, and for a folder that holds something else.
     """
     out = Path(out)
-    _check(data, out, text, minutes)
+    _check(data, out, text, overrides, minutes)
     wanted = {
         "data": _name(data), "text": None if text is None else os.path.realpath(text), "overrides": list(overrides),
         "minutes": minutes,
@@ -148,7 +154,7 @@ def plan(
     data: PathLike, *, text: PathLike | None = None, overrides: Sequence[str] = (), minutes: float | None = None
 ) -> list[str]:
     """What `fit` would decide, and what to expect on this machine, measured by some steps of training. Leaves nothing behind."""
-    _check(data, None, text, minutes)
+    _check(data, None, text, overrides, minutes)
     with tempfile.TemporaryDirectory(prefix="starseq-fit-") as folder:
         lines: list[str] = []
         out = Path(folder, "fit")
@@ -162,11 +168,16 @@ def plan(
         return lines
 
 
-def _check(data: PathLike, out: Path | None, text: PathLike | None, minutes: float | None) -> None:
-    if minutes is not None and not minutes > 0:
+def _check(
+    data: PathLike, out: Path | None, text: PathLike | None, overrides: Sequence[str], minutes: float | None
+) -> None:
+    if minutes is not None and not 0 < minutes < math.inf:
         raise ValueError(f"minutes: {minutes:g} is not a number above 0")
+    check_overrides(overrides)
     if text is not None and not Path(text).is_file():
         raise DataError(f"{os.fspath(text)}: no such file")
+    if text is not None and not sum(bool(line.strip()) for line in read_texts([text])):
+        raise DataError(f"{os.fspath(text)}: no line has a text")
     if not Path(data).exists() and os.fspath(data) != "digits":
         raise DataError(f"{os.fspath(data)}: no such file or folder")
     if out is None:
@@ -300,16 +311,22 @@ class _Fit:
         for line in plan.why:
             self.say(line)
         target = self.out / _MANIFEST
-        root = root_of(manifest, self.out)
-        inside = os.path.commonpath([os.path.realpath(manifest.parent), os.path.realpath(self.out)])
-        if os.path.commonpath([inside, root]) != inside:
-            self.say(f"the files lie outside of the manifest's folder: all of {root} may be read")
+        root = root_of(manifest, self.out, self._allowed(manifest))
         bring_in(found, plan, target)
         self.state.plan = {
             "recipe": plan.recipe, "criterion": plan.criterion, "teacher": plan.teacher, "changes": plan.changes,
             "judged": plan.judged, "tests": plan.tests, "root": str(root), "steps": 0,
         }  # fmt: skip
         self._decide_steps(plan, found)
+
+    def _allowed(self, manifest: Path) -> list[Path]:
+        """Where files may lie: beside the manifest or below it. One that was prepared here names those of DATA as well."""
+        data, beside = Path(self.data), manifest.parent
+        if beside != self.out / "data" or not data.exists():
+            return [beside]
+        folders = [beside, data if data.is_dir() else data.parent]
+        both = Path(os.path.commonpath(list(map(os.path.realpath, folders))))
+        return folders if both == both.parent else [both]
 
     def _source(self) -> Path:
         """The manifest to begin with; a corpus is prepared into ``data`` first."""
@@ -320,8 +337,7 @@ class _Fit:
             return data / _MANIFEST
         made = self.out / "data" / _MANIFEST
         if not data.exists():  # the word digits
-            if not made.exists():
-                self.say(str(prepare("digits", made.parent, progress=self._step("data"))).splitlines()[0])
+            self.say(str(prepare("digits", made.parent, progress=self._step("data"))).splitlines()[0])
             return made
         name = corpora.reader_of(data)
         if name is None:
@@ -342,10 +358,10 @@ class _Fit:
 
     def _decide_steps(self, plan: Plan, found: Survey) -> None:
         recipe = load_recipe(plan.recipe, [*plan.changes, *self.overrides])
-        asked = any(one.partition("=")[0].strip() == "trainer.max_steps" for one in self.overrides)
-        steps = (recipe.trainer.max_steps or 1) if asked else steps_for(recipe, found)
+        given = asked(self.overrides, "trainer.max_steps") is not None
+        steps = (recipe.trainer.max_steps or 1) if given else steps_for(recipe, found)
         self.plan["steps"] = steps
-        if self.minutes is None or asked:
+        if self.minutes is None or given:
             self.say(f"each training has {steps:,} steps")
             return
         seconds = self.seconds_per_step()
@@ -375,15 +391,22 @@ class _Fit:
 
     def _complete(self) -> None:
         teacher = self.out / "teacher"
+        error = runs.load(teacher).dev_error
+        if error is not None and error > MOST_ERRORS:
+            self.say(
+                f"the teacher's error on dev is {error:.0f} %: what it fills in is mostly guesses; more training or more known "
+                "text would help"
+            )
         summary = pseudo(
             teacher, self.out / _MANIFEST, self.out / _COMPLETED, kind="keep-known", splits=[TRAIN], root=self.plan["root"],
-            device=self._device(), workers=_workers(), force=True, progress=self._step("complete"),
+            device=self._device(), workers=_workers(), force=True, skip_bad=True, progress=self._step("complete"),
         )  # fmt: skip
         for line in summary.report().splitlines():
             self.say(line)
         if summary.failed:
             self.say(
-                f"{summary.failed:,} rows in which nothing was read are left out, see {self.out / 'completed.failed.jsonl'}"
+                f"{summary.failed:,} rows that have more labels than frames, or that cannot be opened, are left out, "
+                f"see {self.out / 'completed.failed.jsonl'}"
             )
 
     def _student(self) -> None:
@@ -392,17 +415,42 @@ class _Fit:
         self._train("student", self._recipe("last"))
 
     def _close(self) -> None:
-        """What the student learns from: completed rows, without those that failed. A gap in which nothing was read is empty."""
+        """What the student learns from: completed rows, without those that failed and those that are known to lack labels still.
+
+        A gap in which nothing was read is empty.
+        """
         completed = self.out / _COMPLETED
         failed = {json.loads(line)["id"] for line in (self.out / "completed.failed.jsonl").read_bytes().splitlines()}
+        counts: Counter[str] = Counter()
         with manifest_writer(self.out / _CLOSED, checked=True) as writer:
             for row in read_manifest(completed, labelled=False):
-                if row.get("split") == TRAIN:
-                    text = without_gaps(row.text)
-                    if row.id in failed or not text:
-                        continue
-                    row = row.replace(text=text, gaps="marked")
-                writer.write(row)
+                if row.get("split") != TRAIN:
+                    writer.write(row)
+                    continue
+                text = without_gaps(row.text)
+                if row.id in failed:
+                    continue
+                if row.get("refused"):
+                    counts["refused"] += 1
+                elif not text:
+                    counts["silent"] += 1
+                else:
+                    counts["closed"] += gaps_in(row.text)
+                    counts["rows"] += 1
+                    writer.write(row.replace(text=text, gaps="marked"))
+            if not counts["rows"]:
+                raise DataError(
+                    f"{completed}: no training row was completed, so nothing is there to learn from; more training of the teacher "
+                    "or more known text would help"
+                )
+        if counts["refused"]:
+            self.say(
+                f"{counts['refused']:,} rows are left out: what was read in their gaps does not fit beside what is known"
+            )
+        if counts["silent"]:
+            self.say(f"{counts['silent']:,} rows without a text in which nothing was read are left out")
+        if counts["closed"]:
+            self.say(f"{counts['closed']:,} gaps in which nothing was read are taken for empty")
 
     def _lm(self) -> None:
         """Of the training texts, and of the file that was given, mixed so that dev is likeliest."""
@@ -491,7 +539,7 @@ class _Fit:
         overrides = self.overrides
         if student:
             overrides = [one for one in overrides if not one.strip().startswith(("criterion", "penalty", "data.drop"))]
-            overrides = [*overrides, "criterion.name=ctc"]
+            overrides = [*overrides, "criterion.name=ctc", "data.drop=null"]
         return recipe_for_steps(self.plan["recipe"], changes, self.steps, overrides)
 
     def _train(self, name: str, recipe: Recipe) -> None:

@@ -32,7 +32,7 @@ from starseq.lm.text import literal, read_texts, tokens_of
 from starseq.lm.transformer import UNKNOWN, TransformerLM
 from starseq.text.gaps import Unit
 from starseq.text.normalise import Normaliser
-from starseq.text.vocabulary import SPACE, Vocabulary
+from starseq.text.vocabulary import BLANK, SPACE, Vocabulary
 from starseq.train.checkpoint import load_checkpoint, save_checkpoint, writing
 from starseq.train.schedule import rate_factor
 
@@ -86,7 +86,7 @@ def train_ngram(
     """
     check_target(target, *texts, *([] if vocabulary is None else [vocabulary]))
     report = progress or (lambda done, total: None)
-    words = None if vocabulary is None else Path(vocabulary).read_text(encoding="utf-8").split()
+    words = None if vocabulary is None else _words(Path(vocabulary))
     if words is not None and not words:
         raise DataError(f"{os.fspath(vocabulary)}: no words")  # type: ignore[arg-type]
     split = tokens_of(unit)
@@ -97,6 +97,13 @@ def train_ngram(
         map(split, sentences), target, order=order, prune=prune, vocabulary=words, vocabulary_size=vocabulary_size,
         memory=memory, progress=lambda done, total: report(150 + 850 * done // (total or 1), 1000),
     )  # fmt: skip
+
+
+def _words(file: Path) -> list[str]:
+    """Words between white space; of a ``tokens.txt`` its lines, for a no-break space is one, too."""
+    if file.read_bytes().startswith(BLANK.encode()):
+        return [SPACE if token == " " else token for token in Vocabulary.load(file)]
+    return file.read_text(encoding="utf-8").split()
 
 
 def mix_ngrams(

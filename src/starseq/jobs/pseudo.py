@@ -166,16 +166,14 @@ def pseudo(
     search. "keep-known" puts what it reads into the gaps, as `starseq.jobs.complete.complete` does, however sure it is. What is
     known stays to the byte. "confident" does so too, and leaves out labels with a confidence below `threshold`: there a gap stays
     open. A run with an error on dev above 50 % raises for either, unless `force` is given. `rescore` reorders the n best of either
-    search. `also` are runs with the same
-    tokens whose opinion counts as much where known labels are kept: transcripts are ranked by the mean of all log P(y|x), and
-    confidences are means. Weights that are
-    None are those of ``tuned.json``. Where `manifest` is the run's own and its recipe drops labels on the fly, what it dropped is
-    unknown here too.
+    search. `also` are runs with the same tokens whose opinion counts as much where known labels are kept: transcripts are ranked
+    by the mean of all log P(y|x), and confidences are means. Weights that are None are those of ``tuned.json``. Where
+    `manifest` is the run's own and its recipe drops labels on the fly, what it dropped is unknown here too.
 
-    A row gets `text`, `gaps`, `text_partial`, `confidence`, `added` and `source` (docs/pseudo-labels.md). A row that cannot be
-    aligned comes out as it was, and is listed in ``STEM.failed.jsonl``; of the kind "plain" one in which nothing was read is
-    listed alone. A file that cannot be read raises, or with `skip_bad` its row is listed too. ``STEM.summary.json`` counts. A job
-    that was stopped goes on where it was.
+    A row gets `text`, `gaps`, `text_partial`, `confidence`, `added`, `refused` and `source` (docs/pseudo-labels.md). A row
+    that cannot be aligned comes out as it was, and is listed in ``STEM.failed.jsonl``; of the kind "plain" one in which nothing
+    was read is listed alone. A file that cannot be read raises, or with `skip_bad` its row is listed too. ``STEM.summary.json``
+    counts. A job that was stopped goes on where it was.
 
     `shard` does a part, into ``STEM.1-of-4.jsonl`` and so on; with `merge` the parts of so many shards become `target`, to the
     byte what one job writes. All other arguments have to be the same; if not, or if a shard is not whole, `DataError` says so.

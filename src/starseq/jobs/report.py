@@ -26,7 +26,7 @@ from starseq.report.pictures import picture
 from starseq.report.readings import Reading, choose, read_readings
 from starseq.runs.emissions import known_labels, normal_text
 from starseq.runs.folder import METRICS, data_root
-from starseq.text.gaps import split_gaps, unescape
+from starseq.text.gaps import split_gaps
 from starseq.train.metrics import read_metrics
 
 __all__ = ["report"]
@@ -105,13 +105,14 @@ def _filled(run: runs.Run, completed: str | os.PathLike[str], count: int) -> lis
     examples = []
     for _, _, row in chosen:
         line = _line(run, row, None)
-        known = "".join(split_gaps(row["text_partial"]))
+        # Without its gaps: one in which nothing was read is open still.
+        text, known = ("".join(split_gaps(one)) for one in (row.text, row["text_partial"]))
         if run.tokeniser.unit == "word":
-            known = " ".join(known.split())
+            text, known = (" ".join(one.split()) for one in (text, known))
         examples.append(
             Example(
                 row.id,
-                unescape(row.text),
+                text,
                 {"transcript": row["text_partial"]},
                 unit=run.tokeniser.unit,
                 partial=known,
