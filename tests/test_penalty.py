@@ -509,6 +509,7 @@ def test_half_precision_and_autocast(dtype: torch.dtype) -> None:
 def test_compiled_it_is_one_graph_and_moves_as_in_eager_mode() -> None:
     eager, inner = STCLoss(batch_first=True), STCLoss(batch_first=True)
     torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
     compiled = torch.compile(inner, fullgraph=True, backend="aot_eager")
     for _ in range(10):
         torch.testing.assert_close(compiled(*batch()), eager(*batch()))

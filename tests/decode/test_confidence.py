@@ -208,12 +208,12 @@ def interrupted(script: str, sends: bool = True) -> tuple[int, str, str]:
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        bufsize=0,  # or what comes right behind the first line would lie in a buffer, where communicate does not look
         start_new_session=True,
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
+    assert process.stdout.readline() == b"begun\n"
     if sends:
         os.killpg(process.pid, signal.SIGINT)
     out, error = process.communicate(timeout=300)  # a hang, however slow the machine is
-    return process.returncode, out, error
+    return process.returncode, out.decode(), error.decode()

@@ -111,7 +111,7 @@ def align(
         >>> result = align(probs.log(), [1])
         >>> (label,) = result.labels
         >>> label.start, label.end, round(label.probability, 6), round(label.confidence, 2)
-        (1, 2, 0.8, 0.88)
+        (1, 2, 0.8, 0.93)
         >>> (span,) = result.spans
         >>> span.gap, span.start, span.end, [token for token, *_ in span.tokens]
         (1, 2, 3, [2])
