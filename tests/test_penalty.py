@@ -532,5 +532,6 @@ def test_marked_gaps_are_closed_but_for_the_open_ones_and_still_tune_the_star() 
     one_each = given(logits, *rest, penalty=torch.tensor([-0.5, -0.7]), open_gaps=open_gaps)
     by_hand = torch.where(open_gaps, torch.tensor([[-0.5], [-0.7]]), -torch.inf)
     assert torch.equal(one_each, given(logits, *rest, penalty=by_hand))
-    with pytest.raises(ValueError, match="open_gaps: expected a tensor of bools"):
-        criterion(logits, *rest, open_gaps=open_gaps.float())
+    for wrong, name in ((open_gaps.float(), "torch.float32"), (open_gaps.tolist(), "list")):
+        with pytest.raises(ValueError, match=rf"open_gaps: expected a tensor of bools, \(B, U\+1\), got {name}"):
+            criterion(logits, *rest, open_gaps=wrong)

@@ -274,8 +274,9 @@ class STCLoss(_Loss):
 
 def _where_open(open_gaps: Tensor, penalty: float | Tensor, logits: Tensor) -> Tensor:
     """The penalty, and -inf where a gap is closed."""
-    if open_gaps.dtype != torch.bool:
-        raise ValueError(f"open_gaps: expected a tensor of bools, (B, U+1), got {open_gaps.dtype}")
+    if not isinstance(open_gaps, Tensor) or open_gaps.dtype != torch.bool:
+        found = open_gaps.dtype if isinstance(open_gaps, Tensor) else type(open_gaps).__name__
+        raise ValueError(f"open_gaps: expected a tensor of bools, (B, U+1), got {found}")
     penalty = torch.as_tensor(penalty, dtype=loss_dtype(logits)).to(logits.device)
     if penalty.dim() == 1 and open_gaps.dim() == 2:
         penalty = penalty[:, None]
