@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 
 from starseq.emissions import vocabulary_triton  # noqa: E402
 from starseq.lattice import banded_triton  # noqa: E402
-from starseq.op import fused_triton  # noqa: E402
+from starseq.op import fused_triton, lasting_triton  # noqa: E402
 
 POINTERS = {
     "grad_ptr": "*fp32", "enter_ptr": "*i64", "stay_ptr": "*i64", "left_out_ptr": "*i64", "weight_ptr": "*fp32",
@@ -132,3 +132,22 @@ def test_fused(dtype: str, merging: bool, tokens: int, states: int) -> None:
         assert compile_kernel(fused_triton._lattice, types, constants, 2)
     constants = {"EXACT": exact, "BLOCK_S": 32, "BLOCK_T": 64}
     assert compile_kernel(fused_triton._insertions, {"out_ptr": types["loss_ptr"]}, constants, 4)
+
+
+@pytest.mark.parametrize("per_gap", [False, True])
+@pytest.mark.parametrize(("dtype", "tiled"), [("fp32", False), ("fp64", True), ("bf16", True)])
+def test_lasting(dtype: str, tiled: bool, per_gap: bool) -> None:
+    kernels = lasting_triton._probabilities, lasting_triton._sums, lasting_triton._gradient
+    assert_not_specialised(*kernels)
+    exact, computed = dtype == "fp64", "*fp64" if dtype == "fp64" else "*fp32"
+    types = {
+        **dict.fromkeys(("x_ptr", "out_ptr"), f"*{dtype}"),
+        **dict.fromkeys(("P_ptr", "row_ptr", "kept_ptr", "state_ptr", "back_row_ptr"), computed),
+        **dict.fromkeys(("power_ptr", "z_power_ptr"), "*i32"), **dict.fromkeys(("length_ptr", "count_ptr"), "*i64"),
+        "grad_ptr": "*fp64",
+    }  # fmt: skip
+    common = {"STRIDE_V": 1, "EXACT": exact}
+    star = {"PER_GAP": per_gap, "CHUNK": 16, "TOKENS": 32, "ROWS": 32, **common}
+    assert compile_kernel(kernels[0], types, {"BLOCK": 64, **common}, 1)
+    assert compile_kernel(kernels[1], types, {"TILED": tiled, **star}, 4)
+    assert compile_kernel(kernels[2], types, {"NORMALIZED": True, **star, "TOKENS": 4}, 4)

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from starseq.op import compiled, separate
+from starseq.op import compiled, lasting, separate
 from starseq.op.reduction import reduce
 from starseq.op.separate import label_graph
 from starseq.op.setting import Batch, Request, Saved, Setting
@@ -58,6 +58,12 @@ def score(
     return loss, insertions
 
 
+def _way_of(setting: Setting, stars: bool) -> ModuleType:
+    if stars and setting.merge_repeats and setting.backend != "torch":
+        return lasting.way_of(setting.backend)
+    return _way(setting.backend)
+
+
 @functools.cache
 def _way(backend: str) -> ModuleType:
     """How a backend computes outside of torch.compile."""
@@ -72,7 +78,7 @@ class _Score(torch.autograd.Function):
         request: Request,  # plain values as one: autograd looks at every argument
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         batch = (logits, targets, input_lengths, target_lengths, log_penalty)
-        way = compiled if torch.compiler.is_compiling() else _way(request.setting.backend)
+        way = compiled if torch.compiler.is_compiling() else _way_of(request.setting, log_penalty is not None)
         loss, insertions, saved = way.forward(batch, request)
         ctx.save_for_backward(*batch, *saved.tensors)
         ctx.way, ctx.request, ctx.other = way, request, saved.other

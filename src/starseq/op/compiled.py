@@ -88,7 +88,7 @@ def _forward_fake(
     dtype = loss_dtype(logits)
     alpha = logits.new_empty(batch, frames + 1, states, dtype=torch.float64)
     beta = torch.empty_like(alpha) if differentiable or inserted else alpha.new_empty(0)
-    if tokens.lasting:  # posteriors, and nothing
+    if tokens.lasting:  # the gradient, and nothing
         alpha = logits.new_empty(logits.shape, dtype=dtype) if differentiable else logits.new_empty(0, dtype=dtype)
         beta = logits.new_empty(0)
     return (

@@ -105,7 +105,7 @@ def best_path(batch: Batch, setting: Setting) -> Tensor:
 def gradient(each: Tensor, batch: Batch, graph: LabelGraph, sums: Sequence[Tensor], setting: Setting) -> Tensor:
     """The gradient by the logits; each: (B,), what the utterances' losses get; sums: the last four of `sums_of`."""
     if graph.tokens.lasting:
-        return lasting.gradient(each, batch, sums, setting)
+        return lasting.gradient(each, batch, sums)
     emissions, _ = _backend(setting.backend)
     topology, tokens = graph
     result: Tensor = emissions.gradient(
