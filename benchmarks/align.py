@@ -14,17 +14,27 @@ import random
 import resource
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from starseq import runs
+from starseq.data import audio
+from starseq.data.manifest import read_bytes, read_manifest
+from starseq.decode.align import align
 from starseq.decode.recording import Heard, Recording, align_recording, heard
+from starseq.jobs.recording import Aligned, align_file
+from starseq.text.known import known_text
 
 FRAMES_A_SECOND = 50
 LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
 TOLERANCE = 0.2
+SILENCE, RATE = 0.5, 16_000
 Array = np.ndarray[Any, Any]
 
 
@@ -97,33 +107,46 @@ def damaged(
     return words, truth
 
 
-def judged(
-    found: Recording, spoken: Sequence[Spoken], truth: Sequence[Spoken | None], seconds: float
-) -> dict[str, float]:
-    """Shares of what was found. seconds: of a frame."""
+def judged(found: Aligned, spoken: Sequence[Spoken], truth: Sequence[Spoken | None]) -> dict[str, float]:
+    """Shares of what was found."""
+    here = {word["number"]: word for word in found.words}
     placed = [
-        one.has_audio and abs(one.start * seconds - was.start) <= TOLERANCE and abs(one.end * seconds - was.end) <= TOLERANCE
-        for one in found.words if (was := truth[one.word]) is not None
+        n in here and abs(here[n]["start"] - was.start) <= TOLERANCE and abs(here[n]["end"] - was.end) <= TOLERANCE
+        for n, was in enumerate(truth) if was is not None
     ]  # fmt: skip
-    absent = [not one.has_audio for one in found.words if truth[one.word] is None]
-    wrong = [not one.has_audio for one in found.words if truth[one.word] is not None]
+    absent = {word["number"] for word in found.words_without_audio}
     kept = {id(one) for one in truth}
     dropped = [one for one in spoken if id(one) not in kept]
-    covered = np.zeros(round(spoken[-1].end / seconds) + 100, dtype=bool)
-    for stretch in found.stretches:
-        covered[stretch.start : stretch.end] = True
-    missing = [covered[round(one.start / seconds) : round(one.end / seconds)].mean() > 0.5 for one in dropped]
+    covered = np.zeros(round(100 * spoken[-1].end) + 100, dtype=bool)
+    for stretch in found.audio_without_text:
+        covered[round(100 * stretch["start"]) : round(100 * stretch["end"])] = True
+    missing = [covered[round(100 * one.start) : round(100 * one.end)].mean() > 0.5 for one in dropped]
     return {
         "words placed within 0.2 s": float(np.mean(placed)),
         "dropped words found": float(np.mean(missing)),
-        "foreign words found": float(np.mean(absent)),
-        "spoken words taken for foreign": float(np.mean(wrong)),
+        "foreign words found": float(np.mean([n in absent for n, was in enumerate(truth) if was is None])),
+        "spoken words taken for foreign": float(
+            np.mean([n in absent for n, was in enumerate(truth) if was is not None])
+        ),
     }
 
 
+def in_seconds(found: Recording, seconds: float) -> Aligned:
+    """What `align_recording` found, with frames of so many seconds."""
+
+    def placed(has_audio: bool) -> tuple[dict[str, Any], ...]:
+        return tuple(
+            {"number": one.word, "start": one.start * seconds, "end": one.end * seconds}
+            for one in found.words if one.has_audio == has_audio
+        )  # fmt: skip
+
+    stretches = tuple({"start": one.start * seconds, "end": one.end * seconds} for one in found.stretches)
+    return Aligned("", 0.0, placed(True), placed(False), stretches, ())
+
+
 def made(seconds: float, errors: float, seed: int, folder: Path) -> dict[str, float]:
-    chance = random.Random(seed)
-    vocabulary = made_words(3500, chance)
+    """The figures of a made recording."""
+    vocabulary = made_words(3500, random.Random(seed))
     log_probs, spoken = made_hour(vocabulary[:3000], seconds, errors, seed)
     words, truth = damaged(spoken, vocabulary[3000:], 0.2, 0.05, seed)
     tokens = [2 + n for n in range(len(LETTERS))]
@@ -134,22 +157,75 @@ def made(seconds: float, errors: float, seed: int, folder: Path) -> dict[str, fl
     del kept
     spelled = [[2 + LETTERS.index(letter) for letter in word] for word in words]
     align_recording(Heard(frames.best[:100], frames.scores[:100]), tokens, spelled[:3], space=1)  # compiles
-    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    begun = time.perf_counter()
     found = align_recording(frames, tokens, spelled, space=1)
     took = time.perf_counter() - begun
-    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    result = judged(found, spoken, truth, 1 / FRAMES_A_SECOND)
-    return {"frames": len(frames.best), "words": len(words), **result, "seconds": took, "MiB more than before": more}
+    tracemalloc.start()
+    align_recording(frames, tokens, spelled, space=1)
+    most = tracemalloc.get_traced_memory()[1] / 2**20
+    tracemalloc.stop()
+    sizes = {"frames": len(frames.best), "words spoken": len(spoken), "words of the text": len(words)}
+    return {
+        **sizes,
+        **judged(in_seconds(found, 1 / FRAMES_A_SECOND), spoken, truth),
+        "seconds": took,
+        "MiB at most": most,
+    }
+
+
+def read(model: Path, corpus: Path, seconds: float, seed: int, folder: Path) -> dict[str, float]:
+    """The figures of test utterances of `corpus`, joined, with a model of letters."""
+    import soundfile
+
+    run = runs.load(model)
+    assert run.seconds_per_frame is not None
+    rows, total = [], 0.0
+    for row in read_manifest(corpus / "manifest.jsonl"):
+        if row.get("split") == "test" and total < seconds:
+            rows.append(row)
+            total += row["duration"] + SILENCE
+    spoken, at, waves = [], 0.0, []
+    for row in rows:
+        wave = audio.decode(read_bytes(row, corpus), rate=RATE)
+        x = run.reader(row, audio.encode(wave, RATE))
+        with torch.no_grad():
+            logits, _ = run.model(x[None], torch.tensor([len(x)]))
+        labels = list(known_text(run.tokeniser, row.text, marked=True).labels)
+        texts = [run.tokeniser.vocabulary[label] for label in labels]
+        found = align(logits[0], labels, criterion="ctc").labels
+        for is_space, group in groupby(range(len(labels)), key=lambda n: texts[n] == " "):
+            if not is_space:
+                several = list(group)
+                start, end = (at + run.seconds_per_frame * x for x in (found[several[0]].start, found[several[-1]].end))
+                spoken.append(Spoken("".join(texts[n] for n in several), start, end))
+        waves += [wave, torch.zeros(round(SILENCE * RATE))]
+        at += len(wave) / RATE + SILENCE
+    soundfile.write(folder / "hour.wav", torch.cat(waves).numpy(), RATE)
+    words, truth = damaged(spoken, made_words(500, random.Random(seed)), 0.2, 0.05, seed)
+    (folder / "hour.txt").write_text(" ".join(words))
+    begun = time.perf_counter()
+    aligned = align_file(model, folder / "hour.wav", folder / "hour.txt", [folder / "hour.json"])
+    took, most = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    sizes = {"seconds of audio": at, "words spoken": len(spoken), "words of the text": len(words)}
+    return {**sizes, **judged(aligned, spoken, truth), "seconds": took, "MiB at most": most}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=3600.0)
-    parser.add_argument("--errors", type=float, default=0.1, help="share of letters that are misread")
+    parser.add_argument(
+        "--errors", type=float, default=0.1, help="share of letters that are misread, where they are made"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    parser.add_argument("--model", type=Path, help="a run, or a folder of Hugging Face")
+    parser.add_argument("--corpora", type=Path, default=Path("../shared/data"))
+    one = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(made(arguments.seconds, arguments.errors, arguments.seed, Path(folder)), indent=1))
+        if one.model is None:
+            result = made(one.seconds, one.errors, one.seed, Path(folder))
+        else:
+            result = read(one.model, one.corpora / "librispeech-7h", one.seconds, one.seed, Path(folder))
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

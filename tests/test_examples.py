@@ -11,7 +11,9 @@ import torch
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NEEDS = {"hf_trainer": ("transformers", "accelerate"), "lightning_module": ("lightning",)}
+SMALL = {"align_an_hour": ("--minutes", "3")}
 SAYS = {
+    "align_an_hour": "of which put in: 17 of 17",
     "handwriting_with_gaps": "lines are complete and right",
     "hf_trainer": "train_loss",
     "lightning_module": "read without error",
@@ -24,7 +26,7 @@ SAYS = {
 def test_it_runs(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for package in NEEDS.get(path.stem, ()):
         pytest.importorskip(package)
-    monkeypatch.setattr(sys, "argv", [str(path), "--steps", "20"])
+    monkeypatch.setattr(sys, "argv", [str(path), *SMALL.get(path.stem, ("--steps", "20"))])
     with torch.random.fork_rng():
         runpy.run_path(str(path), run_name="__main__")
     assert SAYS[path.stem] in capsys.readouterr().out

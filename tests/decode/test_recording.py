@@ -127,7 +127,7 @@ def test_dropped_and_foreign_words_of_some_minutes_are_found() -> None:
     frames, tokens, words, truth = made(240, 0.1)
     seen: list[int] = []
     found = align_recording(frames, tokens, words, space=1, progress=lambda done, total: seen.append(done))
-    shares = bench.judged(found, *truth, 1 / bench.FRAMES_A_SECOND)
+    shares = bench.judged(bench.in_seconds(found, 1 / bench.FRAMES_A_SECOND), *truth)
     assert shares["words placed within 0.2 s"] > 0.98
     assert shares["dropped words found"] > 0.93
     assert shares["foreign words found"] > 0.85
@@ -171,7 +171,7 @@ def test_without_anchors_a_band_is_searched(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(recording, "_band", seen)
     found = align_recording(frames, tokens, words, space=1)
     assert widest[0][0] < widest[0][1] / 2
-    assert bench.judged(found, *truth, 1 / bench.FRAMES_A_SECOND)["words placed within 0.2 s"] > 0.9
+    assert bench.judged(bench.in_seconds(found, 1 / bench.FRAMES_A_SECOND), *truth)["words placed within 0.2 s"] > 0.9
 
 
 def test_anchors_that_leave_no_frames_between_them_are_none() -> None:

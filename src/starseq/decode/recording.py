@@ -18,14 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from starseq.decode.recording_numba import (
-    BLANK,
-    FIRST_LABEL,
-    OTHER,
-    PAUSE,
-    advance,
-    backtrace,
-)
+from starseq.decode.recording_numba import FIRST_LABEL, OTHER, PAUSE, advance, backtrace
 
 __all__ = ["FIRST_LABEL", "Heard", "Placed", "Recording", "Stretch", "align_recording", "heard"]
 
@@ -141,7 +134,7 @@ def align_recording(
             path[first:last] = _search(frames, text, window) + 2 * begin
             if progress is not None:
                 progress(last, T)
-    return Recording(tuple(_placed(frames, text, path, numbers)), tuple(_stretches(frames, text, path, numbers, space)))
+    return Recording(tuple(_placed(frames, text, path, numbers)), tuple(_stretches(frames, text, path, numbers)))
 
 
 def _text(words: Sequence[Sequence[int]], column: dict[int, int]) -> _Text:
@@ -364,11 +357,10 @@ def _spotted(frames: Heard, text: _Text, first: int, last: int, begin: int, end:
     return float(np.exp(best.mean()))
 
 
-def _stretches(frames: Heard, text: _Text, path: Array, numbers: Sequence[int], space: int | None) -> Iterator[Stretch]:
+def _stretches(frames: Heard, text: _Text, path: Array, numbers: Sequence[int]) -> Iterator[Stretch]:
     on_word = path & 1 == 1
-    open_gap = ~on_word & (text.back[path >> 1] != -2)
-    parts = {0} if space is None else {0, space}
-    at = np.flatnonzero(open_gap & ~np.isin(frames.best, list(parts)))
+    gap = np.flatnonzero(~on_word & (text.back[path >> 1] != -2))
+    at = gap[frames.scores[gap, OTHER] + np.float16(STAR) > frames.scores[gap, PAUSE]]  # as on the best path
     # The last word that has begun; a stretch goes on where a word is left out.
     word = (
         np.where(on_word, text.word[(path >> 1).clip(max=len(text.word) - 1)], -1)
@@ -380,7 +372,7 @@ def _stretches(frames: Heard, text: _Text, path: Array, numbers: Sequence[int], 
         if begin == end:
             continue
         first, last = int(at[begin]), int(at[end - 1]) + 1
-        tokens = tuple(token for token, _ in groupby(frames.best[first:last].tolist()) if token != BLANK)
+        tokens = tuple(token for token, _ in groupby(frames.best[first:last].tolist()) if token)
         confidence = float(np.exp(frames.scores[at[begin:end], OTHER].astype(np.float32)).mean())
         w = int(last_word[begin])
         yield Stretch(numbers[w] + 1 if w >= 0 else 0, first, last, tokens, confidence)
