@@ -167,7 +167,7 @@ class STCTrainerMixin(_Trainer):
         is_last = self.accelerator.sync_gradients
         star = self.stc.penalty
         weight = None if is_last else star() if isinstance(star, nn.Module) else star
-        losses = self.stc.train(model.training)(logits, labels, frames, lengths, weight, open_gaps=open_gaps)
+        losses = self.stc(logits, labels, frames, lengths, weight, open_gaps=open_gaps)
         if model.training and is_last and isinstance(star, InsertionPenalty):
             star.advance()
         if _bare(self.model).config.ctc_loss_reduction == "sum":

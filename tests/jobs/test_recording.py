@@ -232,8 +232,25 @@ def test_the_command(tmp_path: Path, command: Command) -> None:
     assert len(found["words"]) + len(found["words_without_audio"]) == 3
     assert 69 < found["end"] <= 70.1
 
+    done = command("align", run, tmp_path / "a.flac", "-o", out)
+    assert (done.code, "a.flac: a recording is aligned with its text" in done.err) == (2, True)
+    done = command("align", run, tmp_path / "a.flac", tmp_path / "a.txt", "-o", out, "--split", "dev")
+    assert (done.code, "--skip-bad are for manifests" in done.err) == (2, True)
     images = make_run(tmp_path / "images", lines=1)
     done = command("align", images, tmp_path / "a.flac", tmp_path / "a.txt", "-o", out)
     assert (done.code, "it reads images; only audio can be aligned as one recording" in done.err) == (2, True)
     done = command("align", images, images / "data" / "manifest.jsonl", "-o", out, "-o", tmp_path / "b")
     assert (done.code, "--out: the result of a manifest is one folder" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("kind", ["wav2vec2", "parakeet_ctc"])
+def test_a_model_of_hugging_face(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    tiny_hf = pytest.importorskip("tests.tiny_hf", reason="folders of Hugging Face are not opened yet")
+    model = tiny_hf.save(tmp_path / "model", kind)
+    soundfile.write(tmp_path / "a.wav", 0.1 * np.random.default_rng(0).normal(size=35 * 16_000), 16_000)
+    (tmp_path / "a.txt").write_text("bad cab * 12 fed")
+    found = align_file(model, tmp_path / "a.wav", tmp_path / "a.txt", [tmp_path / "a.json"], device="cpu")
+    assert [word["word"] for word in found.outside_vocabulary] == ["12"]
+    assert len(found.words) + len(found.words_without_audio) == 3
+    assert found.end == pytest.approx(35, abs=0.1)

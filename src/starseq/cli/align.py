@@ -55,12 +55,19 @@ def align(
     if transcript is not None:
         from starseq.jobs.recording import align_file
 
+        if format != "json" or split or log_penalty is not None or root or skip_bad:
+            raise ValueError(
+                "--format, --split, --lambda, --root and --skip-bad are for manifests; of a recording the suffix is the format"
+            )
         with progress_bar("Listening", goes_on=True) as progress:
             found = align_file(run, source, transcript, out, device=device, progress=progress)
         typer.echo(f"{', '.join(map(str, out))}: {_summary(found)}")
         return
+    from starseq.data import audio
     from starseq.jobs import align as job
 
+    if source.suffix.lower() in audio.SUFFIXES:
+        raise ValueError(f"{source}: a recording is aligned with its text: starseq align {run} {source} TEXT -o FILE")
     if len(out) > 1:
         raise ValueError("--out: the result of a manifest is one folder")
     (folder,) = out

@@ -341,7 +341,6 @@ def _spotted(frames: Heard, text: _Text, first: int, last: int, begin: int, end:
     if last - first < size:
         return 0.0
     scores = np.array(frames.scores[first:last], dtype=np.float32)
-    scores[:, [PAUSE, OTHER]] = 0.0  # all places are alike
     alone = Heard(frames.best[first:last], scores)
     column = text.column[begin:end]
     own = _Text(
