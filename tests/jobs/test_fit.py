@@ -607,7 +607,7 @@ def test_ctrl_c_is_one_sentence(data: Path, tmp_path: Path, command: Command, mo
 
 
 def test_what_is_decided_fits_the_recipes() -> None:
-    for changes in ((), _plan.CLOSED, ("text.missing=word", "criterion.name=stc"), ("data.reader.name=features",)):
+    for changes in ((), _plan.CLOSED, ("text.missing=word", "criterion.name=stc")):
         speech = _plan.recipe_for_steps("speech", [*changes], 3000, ["optim.lr=0.002"])
         assert (speech.trainer.max_steps, speech.trainer.eval_every, speech.optim.warmup_steps) == (3000, 300, 300)
         assert speech.optim.lr == 0.002
