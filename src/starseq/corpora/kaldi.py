@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from starseq.corpora._build import Report, building, split_of_folders
-from starseq.corpora._media import describe, describe_part
+from starseq.corpora._media import describe
+from starseq.corpora._recordings import Part, describe_part
 from starseq.data import images
 from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, Progress
@@ -122,12 +123,16 @@ class _Directory:
         if self.segments is None:
             file = self._file(id)
             return {**fields, "path": str(file), **describe(file, str(file), check=check)}
-        recording, start, end, channel = self._segment(id)
+        recording, part = self._segment(id)
         file = self._file(recording)
-        part = describe_part(file, start, end, channel=channel, name=str(file), check=check)
-        return {**fields, "recording": recording, "path": str(file), **part}
+        return {
+            **fields,
+            "recording": recording,
+            "path": str(file),
+            **describe_part(file, part, name=str(file), check=check),
+        }
 
-    def _segment(self, id: str) -> tuple[str, float, float | None, int | None]:
+    def _segment(self, id: str) -> tuple[str, Part]:
         assert self.segments is not None
         if id not in self.segments:
             raise DataError(f"no segment {id!r} in segments")
@@ -138,7 +143,7 @@ class _Directory:
             (side,) = map(int, channel or ("-1",))
             if not (math.isfinite(float(start)) and math.isfinite(float(end))):
                 raise ValueError
-            return recording, float(start), ends, None if side == -1 else side
+            return recording, Part(float(start), ends, None if side == -1 else side)
         except ValueError:
             reason = f"{value!r} is not a recording, its start and its end"
             raise ManifestError(self.folder / "segments", number, reason) from None

@@ -37,6 +37,7 @@ __all__ = [
     "hash64",
     "manifest_writer",
     "open_member",
+    "parse_line",
     "read_bytes",
     "read_manifest",
     "rebaser",
@@ -265,8 +266,10 @@ def read_manifest(
                 line = line.removeprefix(_BYTE_ORDER_MARK)
             if line.isspace() or not line:
                 continue
+            fields, problem = parse_line(line)
+            if not found_any and (kind := foreign(fields)):
+                raise DataError(f"{name}: a manifest of another kind, which `starseq prepare {kind}` reads")
             found_any = True
-            fields, problem = _parse_line(line)
             problem = problem or row_problem(fields, labelled=labelled)
             if problem is None and not ids.add(fields["id"]):
                 problem = f"id {fields['id']!r} was used before"
@@ -280,7 +283,7 @@ def read_manifest(
         raise DataError(f"{name}: the manifest is empty")
 
 
-def _parse_line(line: bytes) -> tuple[Any, str | None]:
+def parse_line(line: bytes) -> tuple[Any, str | None]:
     """The JSON value of a line, or what keeps it from being one."""
     try:
         text = line.decode().rstrip()
@@ -299,6 +302,27 @@ def _parse_line(line: bytes) -> tuple[Any, str | None]:
     except (ValueError, RecursionError) as error:
         return None, f"not JSON: {error}"
     return value, None
+
+
+def foreign(fields: object) -> str | None:
+    """Of a line that is no row of ours: the corpus of `starseq prepare` that reads such files.
+
+    >>> foreign({"audio_filepath": "a.wav", "duration": 1.0, "text": "hi"})
+    'nemo'
+    """
+    if not isinstance(fields, dict) or "path" in fields:
+        return None
+    for kind, names in _FOREIGN.items():
+        if any(name <= fields.keys() for name in names):
+            return kind
+    return None
+
+
+_FOREIGN = {
+    "nemo": ({"audio_filepath"}, {"audio_file"}),
+    "lhotse": ({"supervisions", "type"}, {"recording_id", "start", "duration"}, {"sources", "sampling_rate"}),
+    "huggingface": ({"file_name"},),
+}
 
 
 def _finite(number: str) -> float:
