@@ -161,6 +161,9 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, cuts: CutSet) -> N
         assert prepare(path, tmp_path / "skipped", skip_bad=True).bad == 1
     assert not list((tmp_path / "out").iterdir())
     (tmp_path / "in" / "cuts.jsonl.gz").write_bytes(gzip.compress(changed(good))[:-9])
+    with pytest.raises(ManifestError, match="line 2: not gzip, or damaged"):
+        prepare(tmp_path / "in" / "cuts.jsonl.gz", tmp_path / "out")
+    (tmp_path / "in" / "cuts.jsonl.gz").write_bytes(b"\x1f\x8b no gzip")
     with pytest.raises(DataError, match="no cuts, and no supervisions, of lhotse in it"):
         prepare(tmp_path / "in" / "cuts.jsonl.gz", tmp_path / "out")
     with pytest.raises(DataError, match="no such file"):
