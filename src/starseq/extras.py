@@ -4,7 +4,8 @@ from __future__ import annotations
 
 _EXTRAS = {
     "cli": ("typer", "rich", "matplotlib"),
-    "speech": ("lhotse", "soundfile", "urllib3"),
+    "speech": ("soundfile",),
+    "formats": ("pyarrow", "lhotse", "urllib3"),
     "images": ("PIL", "sklearn"),
     "text": ("jiwer",),
     "train": ("lightning", "tensorboard", "omegaconf", "safetensors"),

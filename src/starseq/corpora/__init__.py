@@ -18,7 +18,19 @@ from starseq.corpora._build import Report
 
 __all__ = ["Report", "load", "names", "reader_of"]
 
-_ASKED = ("kaldi", "librispeech", "nemo", "lhotse", "pagexml", "alto", "table", "folder")
+_ASKED = (
+    "kaldi",
+    "librispeech",
+    "nemo",
+    "lhotse",
+    "subtitles",
+    "kraken",
+    "pagexml",
+    "alto",
+    "huggingface",
+    "table",
+    "folder",
+)
 """The most particular ones first: a folder of pages holds images, and may hold text files beside them."""
 
 

@@ -90,7 +90,7 @@ def understands(source: Path) -> bool:
     tables = [table for table in _tables(source) if table.suffix.lower() in _TABLES]
     for table in tables[:1]:
         with suppress(DataError, StopIteration):
-            _, header = next(_rows(table))
+            _, header = next(rows_of(table))
             return {"path", "text"} <= _columns(table, header, {}).keys()
     return False
 
@@ -124,7 +124,7 @@ class _Table:
         self, path: Path, given: dict[str, str | None], root: str | os.PathLike[str] | None, check: bool
     ) -> None:
         self.path, self.folder, self.root, self.check = path, path.parent.resolve(), root, check
-        rows = list(_rows(path))
+        rows = list(rows_of(path))
         self.header = rows[0][1] if rows else []
         self.rows = rows[1:]
         self.columns = _columns(path, self.header, given)
@@ -142,7 +142,7 @@ class _Table:
             raise DataError(f"{len(cells)} cells, but the header has {len(self.header)}")
         row = dict(zip(self.header, cells, strict=True))
         known = {meaning: row.pop(column) for meaning, column in self.columns.items() if column in row}
-        name, part = known["path"], _part(known)
+        name, part = known["path"], part_of(known)
         file = next((file for folder in _FOLDERS if (file := self._file(folder, name)).is_file()), self._file("", name))
         if file.suffix.lower() in images.SUFFIXES:
             media = describe(file, name, check=self.check)
@@ -159,7 +159,7 @@ class _Table:
         return file_of(os.path.join(folder, name), self.folder, self.root)
 
 
-def _part(known: dict[str, str]) -> Part:
+def part_of(known: dict[str, str]) -> Part:
     """The part of its file that a row is; a duration without a start says no more than the file does."""
     numbers: dict[str, Any] = {}
     for meaning in ("start", "end", "duration", "channel"):
@@ -174,7 +174,7 @@ def _part(known: dict[str, str]) -> Part:
     return Part(start, end, numbers.get("channel"), about=True)
 
 
-def _rows(table: Path) -> Iterator[tuple[int, list[str]]]:
+def rows_of(table: Path) -> Iterator[tuple[int, list[str]]]:
     """Line numbers and cells; the delimiter is the one that the header line has most of."""
     data = table.read_bytes()
     try:
