@@ -19,18 +19,8 @@ from starseq.corpora._build import Report
 __all__ = ["Report", "load", "names", "reader_of"]
 
 _ASKED = (
-    "kaldi",
-    "librispeech",
-    "nemo",
-    "lhotse",
-    "subtitles",
-    "kraken",
-    "pagexml",
-    "alto",
-    "huggingface",
-    "table",
-    "folder",
-)
+    "kaldi", "librispeech", "nemo", "lhotse", "subtitles", "kraken", "pagexml", "alto", "tei", "huggingface", "table", "folder",
+)  # fmt: skip
 """The most particular ones first: a folder of pages holds images, and may hold text files beside them."""
 
 
