@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from starseq.corpora._media import SUFFIXES, describe
-from starseq.data import audio
+from starseq.data import audio, images
 from starseq.data.errors import DataError
 from starseq.data.files import resolve_inside
-from starseq.data.manifest import Row, read_bytes
+from starseq.data.manifest import Row, read_bytes, row_problem
 
 PathLike = str | os.PathLike[str]
 
@@ -55,6 +55,26 @@ def describe_member(tar: Path, member: Member, part: Part, *, name: str, check: 
     if check:
         describe(whole, name, check=True)
     return {**fields, **found}
+
+
+def describe_stored(
+    row: dict[str, Any], folder: Path, root: PathLike | None, part: Part, *, check: bool
+) -> dict[str, Any]:
+    """The same of a row as we write them, whose file, or archive, is named from `folder`."""
+    if not row.get("archive"):
+        file = file_of(row["path"], folder, root)
+        if file.suffix.lower() in images.SUFFIXES:
+            return {"path": str(file), **describe(file, row["path"], check=check)}
+        return {"path": str(file), **describe_part(file, part, name=row["path"], check=check)}
+    place = {name: row[name] for name in ("path", "archive", "offset", "nbytes")}
+    if problem := row_problem({"id": "-", **place}, labelled=False):
+        raise DataError(problem)
+    data = read_bytes(Row({"id": "-", **place}), folder, root)
+    place["archive"] = str(resolve_inside(row["archive"], folder, root))
+    found = describe(data, row["path"], check=check)
+    if "width" in found:
+        return {**place, **found}
+    return {**place, **_place(audio.probe(data, name=row["path"]), part, row["path"])}
 
 
 @lru_cache(maxsize=4096)

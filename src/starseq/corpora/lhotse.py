@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from starseq.corpora._build import Builder, Report, building, split_by_share, split_of_name
-from starseq.corpora._recordings import Member, Part, describe_member, describe_part, file_of, members
+from starseq.corpora._recordings import Member, Part, describe_member, describe_stored, members
 from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, Progress, foreign, parse_line
 
@@ -52,12 +52,12 @@ def prepare(
     with building("lhotse", out, source=folder, skip_bad=skip_bad) as build:
         for done, path in enumerate(files, start=1):
             reader = _Reader(path, (folder if root is None else Path(root)).resolve(), check)
-            where = split or split_of_name(path.relative_to(folder))
+            named = split_of_name(path.relative_to(folder))
             for number, line in _lines(path):
                 with build.trying(str(path), number, line.decode(errors="backslashreplace").rstrip()):
                     for fields in reader.rows(build, line):
                         key = str(fields.get("speaker") or fields["id"])
-                        fields["split"] = where or fields.get("split") or by_share(key)
+                        fields["split"] = split or fields.get("split") or named or by_share(key)
                         build.add(fields, str(path), number)
             if progress is not None:
                 progress(done, len(files))
@@ -121,7 +121,11 @@ class _Reader:
             if not (item.text or "").strip():
                 build.leave_out("supervision without text")
                 return []
-            return [self._row(item.id, item, self._recording(item), Part(item.start, item.end, _channel(item.channel)))]
+            return [
+                self._row(
+                    item.id, item, self._recording(item), Part(item.start, item.end, _channel(item.channel), about=True)
+                )
+            ]
         if not isinstance(item, (MonoCut, MultiCut)):
             raise DataError(f"a {type(item).__name__}, not a cut of one recording")
         if not item.has_recording:
@@ -146,14 +150,15 @@ class _Reader:
         for name in ("speaker", "language"):
             if getattr(supervision, name):
                 row[name] = getattr(supervision, name)
-        custom = {name: value for name, value in (supervision.custom or {}).items() if name not in ("path", "archive")}
+        custom = supervision.custom or {}
         plain = {name: value for name, value in custom.items() if isinstance(value, (str, int, float, list, dict))}
-        return {**row, **self._media(recording, part, cut, supervision.custom or {}), **plain}
+        return {**plain, **row, **self._media(recording, part, cut, custom)}
 
     def _media(self, recording: Any, part: Part, cut: str, custom: dict[str, Any]) -> dict[str, Any]:
         if recording is None:
-            if isinstance(path := custom.get("path"), str):  # as `starseq` writes them
-                return self._described(path, self.path.parent.resolve(), part)
+            if isinstance(custom.get("path"), str):  # as `starseq` writes them
+                part = part._replace(channel=_channel(custom.get("channel")))  # which a supervision cannot leave out
+                return describe_stored(custom, self.path.parent.resolve(), self.root, part, check=self.check)
             raise DataError("no recording, so there is no audio")
         if recording.transforms:
             raise DataError(
@@ -165,15 +170,11 @@ class _Reader:
         if part.channel in source.channels:  # it has a number of its own, which need not be its place in the file
             part = part._replace(channel=source.channels.index(part.channel))
         if source.type == "file":
-            return self._described(source.source, self.root, part)
+            return describe_stored({"path": source.source}, self.root, self.root, part, check=self.check)
         if source.type != "shar":
             raise DataError(f"recording {recording.id!r}: its source is a {source.type}, not a file")
         tar, member = self._member(cut)
         return describe_member(tar, member, part, name=member.name, check=self.check)
-
-    def _described(self, name: str, folder: Path, part: Part) -> dict[str, Any]:
-        file = file_of(name, folder, self.root)
-        return {"path": str(file), **describe_part(file, part, name=name, check=self.check)}
 
     def _member(self, cut: str) -> tuple[Path, Member]:
         """The audio of a cut, in the tar of its shard."""

@@ -54,10 +54,10 @@ def prepare(
     with building("NeMo", out, source=top if top.is_dir() else top.parent, skip_bad=skip_bad) as build:
         for path in found:
             reader = _Reader(path, root, check)
-            where = split or split_of_name(Path(path.name))
+            named = split_of_name(Path(path.name))
             for number, line in _lines(path):
                 with build.trying(str(path), number, line.decode(errors="backslashreplace").rstrip()):
-                    _add(build, reader, _fields(line), number, where, by_share)
+                    _add(build, reader, _fields(line), number, split, named, by_share)
                 done += len(line)
                 if progress is not None:
                     progress(done, total)
@@ -107,7 +107,13 @@ def _fields(line: bytes) -> dict[str, Any]:
 
 
 def _add(
-    build: Builder, reader: _Reader, fields: dict[str, Any], number: int, split: str | None, by_share: Any
+    build: Builder,
+    reader: _Reader,
+    fields: dict[str, Any],
+    number: int,
+    split: str | None,
+    named: str | None,
+    by_share: Any,
 ) -> None:
     if not str(fields.get("text", "")).strip():
         build.leave_out("row without text")
@@ -116,7 +122,7 @@ def _add(
     media = reader.media(name, fields)
     stem = Path(name).stem if os.path.isabs(name) else Path(name).with_suffix("").as_posix()
     id = fields.pop("id", None) or part_id(stem, media)
-    fields["split"] = split or fields.get("split") or by_share(str(fields.get("speaker") or id))
+    fields["split"] = split or fields.get("split") or named or by_share(str(fields.get("speaker") or id))
     build.add({"id": id, "path": name, "text": text, **fields, **media}, str(reader.manifest), number)
 
 

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from starseq.corpora._build import Builder, Report, building, split_by_share, split_of_name
-from starseq.corpora._media import describe
-from starseq.corpora._recordings import Part, describe_part, file_of, part_id
-from starseq.data import images
+from starseq.corpora._recordings import Part, describe_stored, file_of, part_id
 from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, Progress
 
@@ -32,6 +30,8 @@ USUAL = {
 }  # fmt: skip
 """What columns are usually called, whatever their case."""
 _TABLES = (".csv", ".tsv")
+_PLACE = ("offset", "nbytes")
+"""of a member of an archive, as `starseq` writes it"""
 _FOLDERS = ("", "clips", "audio", "wavs", "images")
 """where the files of a table lie: beside it, or in one of these"""
 
@@ -71,14 +71,13 @@ def prepare(
         read = [_Table(table, given, root, check) for table in tables]
         total, done = sum(len(table.rows) for table in read), 0
         for table in read:
-            where = split or (None if "split" in table.columns else split_of_name(Path(table.path.name)))
-            if where is None and "split" not in table.columns:
+            if split is None and table.named is None and "split" not in table.columns:
                 hashed = "a hash of the id decides, so one speaker or writer may be in several splits"
                 hashed = "a hash of the speaker decides" if "speaker" in table.columns else hashed
                 build.report.notes.append(f"no column 'split': {hashed}")
             for line, cells in table.rows:
                 with build.trying(str(table.path), line, cells):
-                    table.add(build, line, cells, where, by_share)
+                    table.add(build, line, cells, split, by_share)
                 done += 1
                 if progress is not None:
                     progress(done, total)
@@ -127,7 +126,12 @@ class _Table:
         rows = list(rows_of(path))
         self.header = rows[0][1] if rows else []
         self.rows = rows[1:]
+        self.has_archives = {"archive", *_PLACE} <= set(self.header)
         self.columns = _columns(path, self.header, given)
+        self.named = split_of_name(Path(path.name))
+        """the split that the table's name speaks of"""
+        if self.has_archives and self.columns.get("start") == "offset":
+            del self.columns["start"]  # of bytes
         for meaning in ("path", "text"):
             if meaning not in self.columns:
                 there = ", ".join(self.header) or "none"
@@ -143,20 +147,32 @@ class _Table:
         row = dict(zip(self.header, cells, strict=True))
         known = {meaning: row.pop(column) for meaning, column in self.columns.items() if column in row}
         name, part = known["path"], part_of(known)
-        file = next((file for folder in _FOLDERS if (file := self._file(folder, name)).is_file()), self._file("", name))
-        if file.suffix.lower() in images.SUFFIXES:
-            media = describe(file, name, check=self.check)
+        for optional in ("gaps", "text_full", "features"):  # as `starseq` writes them: absent, not empty
+            if row.get(optional) == "":
+                del row[optional]
+        if row.get("archive"):
+            place = {"path": name, "archive": row.pop("archive"), **{one: _whole(row.pop(one)) for one in _PLACE}}
+            media = describe_stored(place, self.folder, self.root, part, check=self.check)
         else:
-            media = describe_part(file, part, name=name, check=self.check)
+            for one in ("archive", *_PLACE) if self.has_archives else ():
+                row.pop(one, None)
+            folder = next((folder for folder in _FOLDERS if self._file(folder, name).is_file()), "")
+            media = describe_stored(
+                {"path": os.path.join(folder, name)}, self.folder, self.root, part, check=self.check
+            )
         id = known.get("id") or part_id(Path(name).with_suffix("").as_posix(), media)
-        fields = {"id": id, "path": str(file), "text": known["text"]}
+        fields = {"id": id, "text": known["text"]}
         if "speaker" in known:
             fields["speaker"] = known["speaker"]
-        fields["split"] = split or known.get("split") or by_share(known.get("speaker") or id)
+        fields["split"] = split or known.get("split") or self.named or by_share(known.get("speaker") or id)
         build.add({**row, **fields, **media}, str(self.path), line)
 
     def _file(self, folder: str, name: str) -> Path:
         return file_of(os.path.join(folder, name), self.folder, self.root)
+
+
+def _whole(cell: str) -> Any:
+    return int(cell) if cell.strip().isdecimal() else cell
 
 
 def part_of(known: dict[str, str]) -> Part:

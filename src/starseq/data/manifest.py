@@ -420,14 +420,15 @@ class ManifestWriter:
 
 @contextmanager
 def manifest_writer(
-    path: str | os.PathLike[str], *, labelled: bool = True, checked: bool = False
+    path: str | os.PathLike[str], *, labelled: bool = True, checked: bool = False, name: str | None = None
 ) -> Iterator[ManifestWriter]:
     """Open a manifest for writing, atomically: `path` changes when the block ends well, and not before.
 
     What the reader would refuse is refused here too, as `ManifestError`, unless the rows come `checked` from a reader.
+    `name` is how such an error calls the file.
     """
     with atomic_writer(path) as file:
-        yield ManifestWriter(file, os.fspath(path), labelled, checked)
+        yield ManifestWriter(file, name or os.fspath(path), labelled, checked)
 
 
 def write_manifest(
