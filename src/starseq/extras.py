@@ -8,7 +8,7 @@ _EXTRAS = {
     "formats": ("pyarrow", "lhotse", "urllib3"),
     "images": ("PIL", "sklearn"),
     "text": ("jiwer",),
-    "train": ("lightning", "tensorboard", "omegaconf", "safetensors"),
+    "train": ("lightning_fabric", "tensorboard", "omegaconf", "safetensors"),
     "decode": ("flashlight",),
     "hf": ("transformers",),
 }

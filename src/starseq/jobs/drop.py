@@ -9,9 +9,8 @@ from pathlib import Path
 
 from starseq.data.drop import Dropper
 from starseq.data.errors import DataError
-from starseq.data.exports import rows_writer
 from starseq.data.files import atomic_writer, check_target
-from starseq.data.manifest import Progress, bad_rows_beside, read_manifest, rebaser, refuse
+from starseq.data.manifest import Progress, bad_rows_beside, manifest_writer, read_manifest, rebaser, refuse
 
 __all__ = ["DropResult", "check_picture", "draw_histogram", "drop"]
 
@@ -83,7 +82,7 @@ def drop(
     histogram = [0] * BINS
     labels = kept = pruned = copied = 0
     there, partial = set[str](), set[str]()
-    with bad_rows_beside(target, skip_bad, source) as bad, rows_writer(target, checked=True) as writer:
+    with bad_rows_beside(target, skip_bad, source) as bad, manifest_writer(target, checked=True) as writer:
         rebase = rebaser(source, target)
         for row in read_manifest(source, on_bad=bad, progress=progress):
             split = str(row.get("split") or "")

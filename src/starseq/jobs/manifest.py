@@ -363,7 +363,7 @@ def merge(
     sources = list(sources)
     sizes = [os.stat(source).st_size for source in sources]
     ids = IdSet()
-    with bad_rows_beside(target, skip_bad, *sources) as bad, rows_writer(target, checked=True) as writer:
+    with bad_rows_beside(target, skip_bad, *sources) as bad, manifest_writer(target, checked=True) as writer:
         for index, source in enumerate(sources):
             rebase = rebaser(source, target)
             step = _shifted(progress, sum(sizes[:index]), sum(sizes))
