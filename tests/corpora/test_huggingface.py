@@ -165,3 +165,18 @@ def test_what_is_no_dataset(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="empty: no dataset of Hugging Face in it"):
         prepare(tmp_path / "empty", tmp_path / "out")
+
+
+def test_names_in_a_dataset_do_not_lead_out_of_it(tmp_path: Path, ones: datasets.Dataset) -> None:
+    ones.save_to_disk(tmp_path / "far")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "dataset_dict.json").write_text('{"splits": ["../far"]}')
+    with pytest.raises(DataError, match=r"in/far/state\.json: not JSON that can be read"):
+        prepare(tmp_path / "in", tmp_path / "out")
+    state = (tmp_path / "far" / "state.json").read_text()
+    (tmp_path / "in" / "dataset_dict.json").unlink()
+    (tmp_path / "in" / "state.json").write_text(state.replace("data-", "../far/data-"))
+    with pytest.raises(DataError, match=r"in/data-00000-of-00001\.arrow: cannot be read"):
+        prepare(tmp_path / "in", tmp_path / "out")
+    (tmp_path / "in" / "state.json").write_text("[]")
+    assert reader_of(tmp_path / "in") is None

@@ -149,8 +149,8 @@ def _parts(source: Path) -> list[_Part]:
     if (source / "dataset_dict.json").is_file():
         return [
             part
-            for split in _json(source / "dataset_dict.json")["splits"]
-            for part in _saved(source / str(split), split)
+            for split in _listed(source / "dataset_dict.json", "splits")
+            for part in _saved(source / Path(str(split)).name, split)
         ]
     if (source / "state.json").is_file():
         return _saved(source, None)
@@ -163,15 +163,19 @@ def _parts(source: Path) -> list[_Part]:
 def _saved(folder: Path, split: str | None) -> list[_Part]:
     """What save_to_disk wrote of a split, whose name is kept where it is no usual one."""
     where = None if split is None else split_of_name(Path(f"{split}.arrow")) or str(split)
-    names = [str(entry["filename"]) for entry in _json(folder / "state.json").get("_data_files", ())]
+    found = _listed(folder / "state.json", "_data_files")
+    names = [str(entry.get("filename")) for entry in found if isinstance(entry, dict)]
     return [_Part(folder / Path(name).name, where) for name in names]
 
 
-def _json(path: Path) -> Any:
+def _listed(path: Path, name: str) -> list[Any]:
+    """A list in a file of settings; nothing where the file is of another kind."""
     try:
-        return json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: not JSON that can be read ({error})") from None
+    listed = found.get(name) if isinstance(found, dict) else None
+    return listed if isinstance(listed, list) else []
 
 
 def _names_files(path: Path) -> bool:
