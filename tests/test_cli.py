@@ -223,10 +223,15 @@ def test_with_the_loss_alone_the_command_says_what_is_missing() -> None:
 
 
 def test_every_package_of_an_extra_is_known() -> None:
-    imported = {"pillow": "PIL", "scikit-learn": "sklearn", "flashlight-text": "flashlight"}
+    imported = {
+        "pillow": "PIL",
+        "scikit-learn": "sklearn",
+        "flashlight-text": "flashlight",
+        "lightning-fabric": "lightning_fabric",
+    }
     found = [re.fullmatch(r"([\w-]+)[^;]*; extra == [\"'](\w+)[\"']", text) for text in requires("starseq") or ()]
     extras = {(match[1].lower(), match[2]) for match in found if match is not None and match[2] not in ("dev", "all")}
-    assert {extra for _, extra in extras} == {"cli", "speech", "images", "text", "train", "decode", "hf"}
+    assert {extra for _, extra in extras} == {"cli", "speech", "images", "text", "train", "decode", "hf", "formats"}
     for package, extra in extras:
         named = re.search(r"starseq\[(\w+)\]", missing(f"{imported.get(package, package)}.part"))
         assert named is not None

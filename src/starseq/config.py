@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from starseq import corpora, criteria, penalty, recipes
 from starseq.data.augment import RandomProjective, SpecAugment
-from starseq.data.dataset import AudioReader, FeatureReader, LineReader, Reader
+from starseq.data.dataset import AudioReader, LineReader, Reader
 from starseq.data.drop import Dropper, FixedDrop, SampleSplit, Strategy, TypeSplit
 from starseq.data.errors import DataError
 from starseq.data.features import LogMel
@@ -227,15 +227,10 @@ class Recipe:
 
     def inputs(self) -> int:
         """F, the features of a frame: bands of audio, or pixels of a column."""
-        source = self._source()
-        if isinstance(source, AudioReader):
-            return source.log_mel.bands
-        return source.height if isinstance(source, LineReader) else 0
-
-    def _source(self) -> Reader:
-        """The reader of the files themselves."""
         reader = self.reader()
-        return reader.source if isinstance(reader, FeatureReader) else reader
+        if isinstance(reader, AudioReader):
+            return reader.log_mel.bands
+        return reader.height if isinstance(reader, LineReader) else 0
 
     def tokeniser(self, vocabulary: Vocabulary) -> Tokeniser:
         return Tokeniser(vocabulary, self.text.unit, self.text.unknown, self.text.normaliser, self.text.missing)
@@ -265,7 +260,7 @@ class Recipe:
             return None
         augment: Callable[..., Tensor] = _build("data.augment", "augment", self.data.augment)
         if isinstance(augment, SpecAugment) and augment.tract:
-            source = self._source()
+            source = self.reader()
             if not isinstance(source, AudioReader):
                 raise DataError(
                     f"data.augment.tract: it is for bands of sound, and data.reader.name is {self.data.reader.name!r}"
@@ -304,10 +299,6 @@ def _audio(rate: int = 16_000, bands: int = 80) -> AudioReader:
     return AudioReader(LogMel(rate, bands))
 
 
-def _features(rate: int = 16_000, bands: int = 80) -> FeatureReader:
-    return FeatureReader(_audio(rate, bands))
-
-
 def _loss_settings(
     merge_repeats: bool = True,
     backend: Literal["auto", "torch", "numba", "triton", "wfst"] = "auto",
@@ -332,7 +323,7 @@ def _kind(kind: str) -> _Kind:
         return _Kind(lambda: sorted(built_in), built_in.__getitem__, ("out", "progress"))
     tables: dict[str, dict[str, Callable[..., Any]]] = {
         "penalty": {"schedule": penalty.InsertionPenalty, "adaptive": penalty.AdaptivePenalty},
-        "reader": {"audio": _audio, "features": _features, "line": LineReader},
+        "reader": {"audio": _audio, "line": LineReader},
         "augment": {"spec_augment": SpecAugment, "random_projective": RandomProjective},
     }
     return _Kind(lambda: sorted(tables[kind]), tables[kind].__getitem__, ("blank",) if kind == "penalty" else ())

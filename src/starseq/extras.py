@@ -4,10 +4,11 @@ from __future__ import annotations
 
 _EXTRAS = {
     "cli": ("typer", "rich", "matplotlib"),
-    "speech": ("lhotse", "soundfile", "urllib3"),
+    "speech": ("soundfile",),
+    "formats": ("pyarrow", "lhotse", "urllib3"),
     "images": ("PIL", "sklearn"),
     "text": ("jiwer",),
-    "train": ("lightning", "tensorboard", "omegaconf", "safetensors"),
+    "train": ("lightning_fabric", "tensorboard", "omegaconf", "safetensors"),
     "decode": ("flashlight",),
     "hf": ("transformers",),
 }

@@ -15,10 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tests.commands import Command
 
 from starseq import runs
 from starseq.corpora import digits
+from starseq.data import audio
 from starseq.data.drop import Dropper, FixedDrop
 from starseq.data.errors import DataError
 from starseq.data.manifest import Row, read_bytes, read_manifest, write_manifest
@@ -497,6 +499,21 @@ def test_digits_are_prepared_whatever_lies_there(tmp_path: Path, monkeypatch: py
     assert "foreign" not in {row.id for row in read_manifest(one._source())}
 
 
+def test_a_manifest_of_another_toolkit_is_prepared(tmp_path: Path) -> None:
+    source = tmp_path / "train_manifest.json"
+    (tmp_path / "a.wav").write_bytes(audio.encode(torch.zeros(8_000), 8_000))
+    source.write_text('{"audio_filepath": "a.wav", "offset": 0.25, "duration": 0.5, "text": "the * fox"}\n')
+    said: list[str] = []
+    one = job._Fit(source, tmp_path / "out", None, (), None, job._State(tmp_path, {}, {}), lambda _: None, said.append)
+    (row,) = read_manifest(one._source())
+    assert (row.text, row["start"], row["end"], row["split"]) == ("the * fox", 0.25, 0.75, "train")
+    assert said == [f"{source}: read as NeMo, 1 rows"]
+    ours = tmp_path / "ours.json"
+    write_manifest(ours, [{"id": "a", "path": "a.wav", "text": "x"}])
+    one = job._Fit(ours, tmp_path / "out", None, (), None, job._State(tmp_path, {}, {}), lambda _: None, said.append)
+    assert one._source() == ours
+
+
 def test_a_weak_teacher_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Weak:
         dev_error = 81.2
@@ -607,7 +624,7 @@ def test_ctrl_c_is_one_sentence(data: Path, tmp_path: Path, command: Command, mo
 
 
 def test_what_is_decided_fits_the_recipes() -> None:
-    for changes in ((), _plan.CLOSED, ("text.missing=word", "criterion.name=stc"), ("data.reader.name=features",)):
+    for changes in ((), _plan.CLOSED, ("text.missing=word", "criterion.name=stc")):
         speech = _plan.recipe_for_steps("speech", [*changes], 3000, ["optim.lr=0.002"])
         assert (speech.trainer.max_steps, speech.trainer.eval_every, speech.optim.warmup_steps) == (3000, 300, 300)
         assert speech.optim.lr == 0.002

@@ -101,6 +101,13 @@ SkipUnreadable = Annotated[
     bool, typer.Option("--skip-bad", help="List files that cannot be read among the failed, and go on.")
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `starseq train`.")]
+OutRows = Annotated[
+    Path,
+    typer.Option(
+        "--out", "-o", metavar="FILE",
+        help="Manifest to write; .json is NeMo's, .jsonl.gz lhotse's, .csv and .tsv are tables, .srt and .vtt subtitles.",
+    ),
+]  # fmt: skip
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")]
 Root = Annotated[
     Path | None,

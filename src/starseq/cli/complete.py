@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from starseq.cli._app import Device, Root, RunFolder, SkipUnreadable, app, progress_bar
+from starseq.cli._app import Device, OutRows, Root, RunFolder, SkipUnreadable, app, progress_bar
 
 
 @app.command()
 def complete(
     run: RunFolder,
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Rows with gaps.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Manifest to write.")],
+    out: OutRows,
     threshold: Annotated[
         float, typer.Option(help="Write a filling only if its least sure token has at least this confidence.")
     ] = 0.5,

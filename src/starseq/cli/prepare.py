@@ -101,6 +101,6 @@ def prepare_features(
             source, target, rate=rate, bands=bands, root=root, workers=workers, skip_bad=skip_bad, progress=progress
         )
     typer.echo(f"{target}: {result.rows:,} rows, {result.reused_shards:,} shards were there already")
-    other = f" data.reader.rate={rate} data.reader.bands={bands}" if (rate, bands) != (16_000, 80) else ""
-    typer.echo(f"a recipe reads them with data.reader.name=features{other}")
+    if (rate, bands) != (16_000, 80):
+        typer.echo(f"a recipe reads them with data.reader.rate={rate} data.reader.bands={bands}")
     echo_bad(target, result.bad)

@@ -12,6 +12,7 @@ from starseq.cli._app import (
     BeamTokens,
     Beta,
     Device,
+    OutRows,
     Rescore,
     RescoreAlpha,
     Root,
@@ -27,7 +28,7 @@ from starseq.cli._app import (
 def pseudo(
     run: RunFolder,
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Rows to label, with partial labels or none.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Manifest to write.")],
+    out: OutRows,
     kind: Annotated[
         Literal["plain", "keep-known", "confident"],
         typer.Option(help="What becomes of known labels, and of labels that are not sure: see above."),

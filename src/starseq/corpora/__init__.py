@@ -18,7 +18,9 @@ from starseq.corpora._build import Report
 
 __all__ = ["Report", "load", "names", "reader_of"]
 
-_ASKED = ("kaldi", "librispeech", "pagexml", "alto", "table", "folder")
+_ASKED = (
+    "kaldi", "librispeech", "nemo", "lhotse", "subtitles", "kraken", "pagexml", "alto", "tei", "huggingface", "table", "folder",
+)  # fmt: skip
 """The most particular ones first: a folder of pages holds images, and may hold text files beside them."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shlex
 import tarfile
 from collections import Counter
@@ -274,3 +275,13 @@ def split_of_folders(path: Path) -> str | None:
     'dev'
     """
     return next((_SPLIT_OF[part.lower()] for part in path.parts[:-1] if part.lower() in _SPLIT_OF), None)
+
+
+def split_of_name(path: Path) -> str | None:
+    """The split that a file's own name speaks of, or else its folders.
+
+    >>> [split_of_name(Path(name)) for name in ("dev_manifest.json", "cuts_train-clean.jsonl.gz", "test/a.srt", "a.srt")]
+    ['dev', 'train', 'test', None]
+    """
+    words = re.split(r"[-_. ]", path.name.lower())
+    return next((_SPLIT_OF[word] for word in words[:-1] if word in _SPLIT_OF), None) or split_of_folders(path)

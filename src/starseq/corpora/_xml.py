@@ -27,6 +27,8 @@ class Element:
     line: int
     children: list[Element] = field(default_factory=list)
     text: str = ""
+    content: list[Element | str] = field(default_factory=list)
+    """children and pieces of text, in their order"""
 
     def get(self, name: str, default: str = "") -> str:
         return self.attributes.get(name, default)
@@ -56,6 +58,7 @@ def parse_xml(data: bytes, name: str) -> Element:
         plain = {key.rpartition(" ")[2]: value for key, value in attributes.items()}
         element = Element(tag.rpartition(" ")[2], plain, parser.CurrentLineNumber)
         stack[-1].children.append(element)
+        stack[-1].content.append(element)
         stack.append(element)
         if len(stack) > 200:
             raise ManifestError(name, parser.CurrentLineNumber, "elements are nested more than 200 deep")
@@ -65,6 +68,7 @@ def parse_xml(data: bytes, name: str) -> Element:
 
     def characters(text: str) -> None:
         stack[-1].text += text
+        stack[-1].content.append(text)
 
     def doctype(*_: object) -> None:
         raise ManifestError(name, parser.CurrentLineNumber, "declares a document type, which is refused")

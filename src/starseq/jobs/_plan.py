@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from starseq.config import Recipe, load_recipe, override_tree
 from starseq.data import audio, images
-from starseq.data.dataset import FeatureReader, LineReader
+from starseq.data.dataset import LineReader
 from starseq.data.errors import DataError
 from starseq.data.files import resolve_inside
 from starseq.data.manifest import Row, manifest_writer, read_manifest, rebaser
@@ -174,7 +174,7 @@ def survey(manifest: Path) -> Survey:
         if not any(found.kinds):
             found.corpus = _stated_corpus(manifest, row)
         found.kinds[_kind_of(manifest, row)] += 1
-        found.features = found.features or row.get("features")
+        found.features = found.features or row.features
         split = str(row.get("split") or "")
         role, size = found.role(split), _size_of(row)
         _count(found.splits.setdefault(split, Side()), row, size)
@@ -193,7 +193,7 @@ def _kind_of(manifest: Path, row: Row) -> Kind:
     suffix = Path(row.path).suffix.lower()
     if suffix in images.SUFFIXES:
         return "images"
-    if suffix in audio.SUFFIXES or row.get("features"):
+    if suffix in audio.SUFFIXES or row.features:
         return "audio"
     raise DataError(f"{manifest}, line {row.line}: {row.path}: neither audio nor an image by its name")
 
@@ -213,8 +213,8 @@ def _stated_corpus(manifest: Path, row: Row) -> str | None:
 
 def _size_of(row: Row) -> float | None:
     """Seconds, or the width in heights."""
-    if "duration" in row.fields:
-        return float(row["duration"])
+    if row.seconds is not None:
+        return row.seconds
     width, height = row.get("width"), row.get("height")
     return None if width is None or height is None else width / height
 
@@ -321,8 +321,7 @@ def make_plan(found: Survey, overrides: Sequence[str]) -> Plan:
     _decide_criterion(plan, found, asked(overrides, "criterion.name"))
     plan.changes += [f"criterion.name={plan.criterion}"]
     if found.features:
-        plan.changes += ["data.reader.name=features"]
-        say("reader features: the rows are stored features")
+        say("the rows are stored features")
     _decide_unit(plan, found, asked(overrides, "text.unit"))
     unnamed = found.names("none")
     if unnamed:
@@ -475,8 +474,7 @@ def steps_for(recipe: Recipe, found: Survey) -> int:
     batches = [rows / data.max_items] if data.max_items else []
     if data.budget and found.total_size:
         reader = recipe.reader()
-        source = reader.source if isinstance(reader, FeatureReader) else reader
-        height = source.height if isinstance(source, LineReader) else 1
+        height = reader.height if isinstance(reader, LineReader) else 1
         batches.append(found.total_size * height / data.budget)
     if not batches:
         return own

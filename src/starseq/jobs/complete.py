@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from starseq import runs
+from starseq.data.exports import rows_writer
 from starseq.data.files import atomic_writer, check_target
-from starseq.data.manifest import Progress, Row, manifest_writer
+from starseq.data.manifest import Progress, Row
 from starseq.decode.complete import check_search
 from starseq.decode.complete import complete as complete_one
 from starseq.decode.ngram_automaton import NGramAutomaton
@@ -116,7 +117,7 @@ def complete(
     counts: Counter[str] = Counter()
 
     def write(records: Iterator[dict[str, Any]]) -> None:
-        with manifest_writer(target, labelled=False) as writer, atomic_writer(listing) as file:
+        with rows_writer(target, labelled=False) as writer, atomic_writer(listing) as file:
             for record in records:
                 counts.update(record["counts"])
                 for left in record["left"]:

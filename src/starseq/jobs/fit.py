@@ -331,7 +331,8 @@ class _Fit:
     def _source(self) -> Path:
         """The manifest to begin with; a corpus is prepared into ``data`` first."""
         data = Path(self.data)
-        if data.is_file() and data.suffix.lower() in (".jsonl", ".json"):
+        name = corpora.reader_of(data) if data.exists() else None
+        if name is None and data.is_file() and data.suffix.lower() in (".jsonl", ".json"):
             return data
         if data.is_dir() and (data / _MANIFEST).is_file():
             return data / _MANIFEST
@@ -339,9 +340,8 @@ class _Fit:
         if not data.exists():  # the word digits
             self.say(str(prepare("digits", made.parent, progress=self._step("data"))).splitlines()[0])
             return made
-        name = corpora.reader_of(data)
         if name is None:
-            known = "audio or images with a text file beside each, PAGE-XML, ALTO, Kaldi's data directories, a table"
+            known = "audio or images with a text file beside each, or what `starseq prepare` reads"
             raise DataError(f"{data}: nothing to read there; `starseq fit` takes a manifest, or {known}")
         # What splits it has are kept; others are made here, by rows.
         options = {"dev": 0.0, "test": 0.0, "skip_bad": True}

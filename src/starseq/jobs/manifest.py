@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from starseq.data.errors import DataError
+from starseq.data.exports import rows_writer
 from starseq.data.files import check_target, resolve_inside
 from starseq.data.manifest import (
     BadRow,
@@ -228,7 +229,7 @@ def filter_manifest(
     check_target(target, source)
     left_out = 0
     fields: set[str] = set()
-    with bad_rows_beside(target, skip_bad, source) as bad, manifest_writer(target, checked=True) as writer:
+    with bad_rows_beside(target, skip_bad, source) as bad, rows_writer(target, checked=True) as writer:
         rebase = rebaser(source, target)
         for row in read_manifest(source, labelled=labelled, on_bad=bad, progress=progress):
             fields.update(row.fields)

@@ -13,6 +13,7 @@ from typing import Any
 from starseq import __version__, runs
 from starseq.data.drop import Dropper
 from starseq.data.errors import DataError
+from starseq.data.exports import rows_writer
 from starseq.data.files import check_target, hash_of, write_text
 from starseq.data.manifest import Progress, Row, manifest_writer, read_manifest, rebaser
 from starseq.decode.workers import work_ahead
@@ -204,7 +205,7 @@ def pseudo(
     }
     dropped = None if dropper is None else asdict(dropper)
     settings = {**source, "manifest": hash_of(manifest)[:16], "splits": chosen, "drop": dropped}
-    summary = Summary(target if shard is None else _beside(target, f"{shard}{target.suffix}"), settings)
+    summary = Summary(target if shard is None else _beside(target, f"{shard}.jsonl"), settings)
     failed = _beside(summary.target, "failed.jsonl")
     for path in (summary.target, failed, _beside(summary.target, "summary.json")):
         check_target(path, manifest)
@@ -360,7 +361,7 @@ def _assemble(
     rebase = rebaser(manifest, summary.target)
     total = sum(map(is_chosen, read_manifest(manifest, labelled=False)))
     failures = []
-    with manifest_writer(summary.target, labelled=False) as writer:
+    with rows_writer(summary.target, labelled=False) as writer:
         for row in read_manifest(manifest, labelled=False):
             if not is_chosen(row):
                 summary.other += 1
@@ -408,7 +409,7 @@ def _write_part(rows: Iterable[Row], summary: Summary) -> None:
 
 def _read_part(target: Path, shard: Shard, summary: Summary) -> _Part:
     """The files of a shard, whole and of the same settings; its counts join the summary."""
-    rows = _beside(target, f"{shard}{target.suffix}")
+    rows = _beside(target, f"{shard}.jsonl")
     path, failed = _beside(rows, "summary.json"), _beside(rows, "failed.jsonl")
     missing = next((file for file in (path, rows, failed) if not file.is_file()), None)
     if missing is not None:

@@ -16,7 +16,6 @@ import torch
 
 from starseq import runs
 from starseq.data import audio
-from starseq.data.dataset import FeatureReader
 from starseq.data.errors import DataError
 from starseq.data.files import check_target, locked, write_text
 from starseq.data.manifest import Progress, Row
@@ -131,7 +130,6 @@ def _hear(
     scale, seconds = run.seconds_per_frame, audio.probe(source).seconds
     hop, context = round((PIECE - 2 * CONTEXT) / scale), round(CONTEXT / scale)
     pieces = 1 + max(0, math.ceil((seconds - PIECE) / (hop * scale)))  # the last one is longer than what it leaves out
-    reader = run.reader.source if isinstance(run.reader, FeatureReader) else run.reader
     model = run.model.to(device)
     # The first piece keeps its beginning, too.
     sizes = [(hop + context if piece == 0 else hop) * rows.itemsize for piece in range(pieces - 1)]
@@ -144,8 +142,8 @@ def _hear(
         file.truncate(length)
         for piece in range(done, pieces):
             start, is_last = piece * hop * scale, piece == pieces - 1
-            data = audio.cut(source, start, None if is_last else start + PIECE)
-            x = reader(Row({"id": source.name, "path": str(source)}), data)
+            data = audio.part(source, start, None if is_last else start + PIECE)
+            x = run.reader(Row({"id": source.name, "path": str(source)}), data)
             logits, lengths = model(x[None].to(device), torch.tensor([len(x)], device=device))
             log_probs = logits[0, : int(lengths[0])].float().log_softmax(1).cpu().numpy()
             log_probs = log_probs[context if piece else 0 : None if is_last else context + hop]

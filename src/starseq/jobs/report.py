@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from starseq import __version__, criteria, runs
-from starseq.data.dataset import FeatureReader, LineReader
+from starseq.data.dataset import LineReader
 from starseq.data.drop import Dropper
 from starseq.data.errors import DataError
 from starseq.data.files import write_text
@@ -204,8 +204,7 @@ def _line(run: runs.Run, row: Row | None, dropper: Dropper | None) -> _Line | No
 
 
 def _is_ink(run: runs.Run) -> bool:
-    source = run.reader.source if isinstance(run.reader, FeatureReader) else run.reader
-    return isinstance(source, LineReader)
+    return isinstance(run.reader, LineReader)
 
 
 @torch.no_grad()

@@ -72,6 +72,8 @@ def _trained(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resume:
     """The run, in a folder that is this process's own."""
     if fabric.global_rank == 0:
         _refuse_what_is_there(folder, resume)
+    say = hooks.message or (lambda sentence: None)
+    say(f"reading {layout.data_root(recipe, folder) / recipe.data.manifest}")
     loop = build_loop(recipe, folder, fabric, hooks, resume=resume)
     report = loop.data.report
     fabric.barrier()
@@ -79,6 +81,7 @@ def _trained(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resume:
         with writing(folder, loop.saved_step):
             write_text(folder / layout.TOKENS, loop.tokeniser.vocabulary.to_lines())
             write_text(folder / layout.RECIPE, recipe.to_yaml())
+    say("the first step reads its files, and waits for the loss to be compiled where that was never done")
     result = loop.run()
     if fabric.global_rank == 0:
         found = {"metric": result.metric, "error": result.best_error, "step": result.best_step}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from starseq import runs
-from starseq.data.dataset import FeatureReader, LineReader
+from starseq.data.dataset import LineReader
 from starseq.data.errors import DataError
 from starseq.data.images import image_size
 from starseq.data.manifest import Progress, Row
@@ -162,7 +162,7 @@ def _failure(path: str, error: OSError | ValueError) -> Failure:
 
 @torch.no_grad()
 def _heard(run: runs.Run, model: torch.nn.Module, path: str) -> _Heard:
-    reader = run.reader.source if isinstance(run.reader, FeatureReader) else run.reader
+    reader = run.reader
     data = Path(path).read_bytes()
     if not data:
         raise DataError(f"{path}: the file is empty")

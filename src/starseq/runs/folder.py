@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from starseq.config import Recipe, load_recipe
-from starseq.data.dataset import AudioReader, FeatureReader, Reader
+from starseq.data.dataset import AudioReader, Reader
 from starseq.data.errors import DataError
 from starseq.data.files import write_bytes, write_text
 from starseq.text.tokeniser import Tokeniser
@@ -58,10 +58,9 @@ class Run:
     @property
     def seconds_per_frame(self) -> float | None:
         """How much time a frame of the output covers; None for images."""
-        source = self.reader.source if isinstance(self.reader, FeatureReader) else self.reader
-        if not isinstance(source, AudioReader):
+        if not isinstance(self.reader, AudioReader):
             return None
-        return self.stride * source.log_mel.shift / source.log_mel.rate
+        return self.stride * self.reader.log_mel.shift / self.reader.log_mel.rate
 
     @property
     def columns_per_frame(self) -> int | None:

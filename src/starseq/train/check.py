@@ -14,7 +14,7 @@ from statistics import quantiles
 import numpy as np
 
 from starseq.data import audio, images
-from starseq.data.dataset import AudioReader, FeatureReader, LineReader, ManifestDataset, Reader
+from starseq.data.dataset import AudioReader, LineReader, ManifestDataset, Reader
 from starseq.data.errors import DataError
 from starseq.data.manifest import Row, read_bytes, read_manifest
 from starseq.text.vocabulary import Vocabulary
@@ -41,40 +41,36 @@ def check_files(
 
 def _check_kind(manifest: Path, reader: Reader, row: Row) -> None:
     kind = _kind(row)
-    if isinstance(reader, FeatureReader):
-        if kind == "features" and row["features"] != reader.key:
-            there = re.search(r"rate=(\d+) bands=(\d+)", row["features"])
-            mend = f": data.reader.rate={there[1]} data.reader.bands={there[2]}" if there else ""
-            raise DataError(f"{manifest}: it holds {row['features']!r}, and the recipe asks for {reader.key!r}{mend}")
-        wanted, name = "features", "features"
-    else:
-        wanted, name = ("images", "line") if isinstance(reader, LineReader) else ("audio", "audio")
+    if isinstance(reader, AudioReader) and row.features not in (None, reader.key):
+        there = re.search(r"rate=(\d+) bands=(\d+)", row["features"])
+        mend = f": data.reader.rate={there[1]} data.reader.bands={there[2]}" if there else ""
+        raise DataError(f"{manifest}: it holds {row['features']!r}, and the recipe asks for {reader.key!r}{mend}")
+    wanted, name = ("images", "line") if isinstance(reader, LineReader) else ("audio", "audio")
     if kind in (None, wanted):
         return
-    recipe = {"images": "handwriting", "audio": "speech"}.get(kind, "")
-    other = {"images": "line", "audio": "audio", "features": "features"}[kind]
-    begin = f"begin with the recipe {recipe}, or give " if {kind, wanted} == {"images", "audio"} else "give "
+    recipe, other = ("handwriting", "line") if kind == "images" else ("speech", "audio")
     raise DataError(
         f"{manifest}: its rows are {kind} ({row.path}), and data.reader.name={name} reads {wanted}: "
-        f"{begin}data.reader.name={other}"
+        f"begin with the recipe {recipe}, or give data.reader.name={other}"
     )
 
 
 def _kind(row: Row) -> str | None:
     """What a row's file is, by what the row says; None: it does not say."""
-    if "features" in row.fields:
-        return "features"
+    if row.features is not None:
+        return "audio"
     suffix = os.path.splitext(row.path)[1].lower()
     if suffix in images.SUFFIXES or ("width" in row.fields and "height" in row.fields):
         return "images"
-    return "audio" if suffix in audio.SUFFIXES or "duration" in row.fields else None
+    return "audio" if suffix in audio.SUFFIXES or row.seconds is not None else None
 
 
 def _rate(manifest: Path, reader: AudioReader, rows: Sequence[Row], root: str | os.PathLike[str] | None) -> list[str]:
     found = set()
     for row in rows:
         try:
-            found.add(audio.probe(read_bytes(row, manifest.parent, root), name=row.path).rate)
+            if row.features is None:
+                found.add(audio.probe(read_bytes(row, manifest.parent, root), name=row.path).rate)
         except ValueError:
             continue  # what is wrong with a file is said where it is read
     rate, highest = reader.log_mel.rate, max(found, default=0)
