@@ -13,6 +13,7 @@ from starseq.corpora._lines import straighten
 from starseq.corpora._xml import parse_xml
 from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, read_bytes, read_manifest
+from starseq.jobs.prepare import prepare
 
 PAGE = "http://schema.primaresearch.org/PAGE/gts/pagecontent/"
 ALTO = "http://www.loc.gov/standards/alto/ns-"
@@ -228,3 +229,42 @@ def test_splits_by_folder_else_by_page(tmp_path):
     load("pagexml")(tmp_path / "src", tmp_path / "out", dev=0.0, test=0.99)
     splits = {row["page"]: row["split"] for row in read_manifest(tmp_path / "out" / "manifest.jsonl")}
     assert splits == {"train/p1": "train", "val/p1": "dev", "test/p1": "test", "pages/p1": "test"}
+
+
+def test_marks_of_page_xml_and_of_its_tags(tmp_path):
+    (tmp_path / "src").mkdir()
+    ends = page_image(tmp_path / "src")
+    tags = "readingOrder {index:0;} gap {offset:5; length:0; extent:2 letters;} unclear {offset:6; length:4; continued:true;}"
+    xml = page_xml(ends, text="  ten bars XXX &lt;s").replace("<TextLine id=", f'<TextLine custom="{tags}" id=', 1)
+    (tmp_path / "src" / "p1.xml").write_text(xml)  # offsets count the white space at its beginning
+    report = prepare("pagexml", tmp_path / "src", tmp_path / "out", marks="transkribus", unclear="gap", gap=["XXX"])
+    row, _ = only_line(tmp_path / "out")
+    assert (row["text"], row["text_source"]) == ("ten* * * *s", "ten bars XXX <s")
+    assert row["gap_marks"] == [
+        {"start": 3, "end": 3, "mark": 'gap extent="2 letters"', "least": 2, "most": 2, "unit": "char"},
+        {"start": 4, "end": 8, "mark": 'unclear continued="true"', "holds": "bars"},
+        {"start": 9, "end": 12, "mark": "XXX"},
+        {"start": 13, "end": 14, "mark": "<", "holds": "<"},
+    ]
+    assert (row["gaps"], row["page"], row["line"]) == ("marked", "p1", "l1")
+    assert report.unruled == {"<": 1}
+    assert {name: (mark.action, mark.count) for name, mark in report.marks.items() if mark.action == "gap"} == {
+        "tag gap": ("gap", 1), "--gap XXX": ("gap", 1), "no rule": ("gap", 1),
+    }  # fmt: skip
+    plain = prepare("pagexml", tmp_path / "src", tmp_path / "plain")
+    assert only_line(tmp_path / "plain")[0]["text"] == "ten bars XXX <s"
+    assert plain.unruled["XXX"] == 1
+    assert "read as characters, though they look like" in str(plain)
+
+
+def test_marks_of_alto_tags(tmp_path):
+    page_image(tmp_path)
+    (tmp_path / "p1.xml").write_text(
+        '<alto><Tags><OtherTag ID="t1" LABEL="illegible"/><OtherTag ID="t2" LABEL="Supplied"/></Tags><Layout><Page>'
+        '<TextLine ID="a" HPOS="60" VPOS="160" WIDTH="410" HEIGHT="50"><SP/><String CONTENT="ten"/><SP/>'
+        '<String CONTENT="??" TAGREFS="x t1"/><SP/><String CONTENT="bars" TAGREFS="t2"/></TextLine></Page></Layout></alto>'
+    )
+    prepare("alto", tmp_path, tmp_path / "out", marks="leiden")
+    row, _ = only_line(tmp_path / "out")
+    assert row["text"] == "ten * *"
+    assert [mark.get("holds") for mark in row["gap_marks"]] == [None, "bars"]

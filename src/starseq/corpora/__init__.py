@@ -14,9 +14,9 @@ import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 
-from starseq.corpora._build import Report
+from starseq.corpora._build import Report, reading_marks
 
-__all__ = ["Report", "load", "names", "reader_of"]
+__all__ = ["Report", "load", "names", "reader_of", "reading_marks"]
 
 _ASKED = ("kaldi", "librispeech", "pagexml", "alto", "table", "folder")
 """The most particular ones first: a folder of pages holds images, and may hold text files beside them."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from starseq.corpora._build import Builder, Report, building, split_by_share, split_of_folders
@@ -18,16 +19,19 @@ from starseq.data import images
 from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, Progress
 from starseq.text.gaps import escape
+from starseq.text.marks import Action, Span
 
 
 class Line(NamedTuple):
-    """A text line as the XML has it, in the XML's own coordinates; `at` is its line in the XML file."""
+    """A text line as the XML has it, in the XML's own coordinates; `at` is its line in the XML file. `spans` are marks that the XML
+    sets on parts of the text."""
 
     id: str
     text: str
     outline: Points
     baseline: Points
     at: int
+    spans: tuple[Span, ...] = ()
 
 
 @dataclass
@@ -37,6 +41,32 @@ class Page:
     image: str
     size: tuple[float, float] = (0.0, 0.0)
     lines: list[Element] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=dict)
+    """what a tag that text refers to says, by its id"""
+
+
+_TAGS: dict[str, Action] = {
+    "gap": "gap", "illegible": "gap", "unclear": "unclear", "supplied": "gap", "del": "gap", "deleted": "gap", "struck": "gap",
+    "strikethrough": "gap", "blackening": "gap",
+}  # fmt: skip
+
+
+def tag_span(tag: str, start: int, end: int, attributes: Mapping[str, str] = MappingProxyType({})) -> Span | None:
+    """The mark that a tag sets on characters start .. end - 1; None for one that says nothing of what can be read."""
+    name = tag.lower()
+    if name not in _TAGS:
+        return None
+    mark = " ".join([name, *(f'{key}="{value}"' for key, value in attributes.items())])
+    return Span(start, end, _TAGS[name], f"tag {name}", mark, holds=name not in ("gap", "illegible"))
+
+
+def stripped(text: str, spans: Sequence[Span]) -> tuple[str, tuple[Span, ...]]:
+    """A text without the white space at its ends, and its marks where they are then."""
+    short = text.strip()
+    start = len(text) - len(text.lstrip())
+    at = [min(max(place - start, 0), len(short)) for span in spans for place in (span.start, span.end)]
+    moved = zip(spans, at[::2], at[1::2], strict=True)
+    return short, tuple(span._replace(start=first, end=last) for span, first, last in moved)
 
 
 class Dialect(NamedTuple):
@@ -48,7 +78,7 @@ class Dialect(NamedTuple):
     name: str
     root: str
     read_page: Callable[[Element], Page]
-    read_line: Callable[[Element, int], Line | str]
+    read_line: Callable[[Element, int, Page], Line | str]
 
 
 def prepare_pages(
@@ -105,7 +135,7 @@ def _add_page(build: Builder, dialect: Dialect, page: Page, xml: Path, root: Pat
     lines: list[Line] = []
     for number, element in enumerate(page.lines):
         with build.trying(str(xml), element.line):
-            line = dialect.read_line(element, number)
+            line = dialect.read_line(element, number, page)
             if isinstance(line, str):
                 build.leave_out(line)
             else:
@@ -131,9 +161,10 @@ def _add_page(build: Builder, dialect: Dialect, page: Page, xml: Path, root: Pat
                 "width": pixels.shape[1],
                 "height": pixels.shape[0],
                 "page": name,
+                "line": line.id,
                 "split": split,
             }
-            build.add(fields, str(xml), line.at, member=images.encode(pixels))
+            build.add(fields, str(xml), line.at, member=images.encode(pixels), spans=line.spans)
 
 
 def _scale(stated: tuple[float, float], real: tuple[int, int], xml: str) -> tuple[float, float]:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 from starseq.corpora._build import Report
-from starseq.corpora._pages import Dialect, Line, Page, holds_pages, prepare_pages
+from starseq.corpora._pages import Dialect, Line, Page, holds_pages, prepare_pages, stripped, tag_span
 from starseq.corpora._xml import Element, points
 from starseq.data.errors import DataError
 from starseq.data.manifest import Progress
+from starseq.text.marks import Span
 
 
 def prepare(
@@ -38,16 +39,17 @@ def read_page(root: Element) -> Page:
     size = _number(page.get("WIDTH")), _number(page.get("HEIGHT"))
     if unit != "pixel" and min(size) <= 0:
         raise DataError(f"coordinates are in {unit}, and the page's WIDTH and HEIGHT do not say how many make a pixel")
-    return Page(next((file.text.strip() for file in root.all("fileName")), ""), size, list(page.all("TextLine")))
+    tags = {tag.get("ID"): tag.get("LABEL") for group in root.each("Tags") for tag in group.children}
+    return Page(next((file.text.strip() for file in root.all("fileName")), ""), size, list(page.all("TextLine")), tags)
 
 
-def read_line(line: Element, number: int) -> Line | str:
-    text, outline = _text(line), _outline(line)
+def read_line(line: Element, number: int, page: Page) -> Line | str:
+    (text, spans), outline = _text(line, page.tags), _outline(line)
     if not text:
         return "line without text"
     if not outline:
         return "line without an outline"
-    return Line(line.get("ID", f"l{number}"), text, outline, _baseline(line, outline), line.line)
+    return Line(line.get("ID", f"l{number}"), text, outline, _baseline(line, outline), line.line, spans)
 
 
 ALTO = Dialect("ALTO", "alto", read_page, read_line)
@@ -58,17 +60,19 @@ def understands(source: Path) -> bool:
     return holds_pages(source, ALTO)
 
 
-def _text(line: Element) -> str:
-    """Its strings, with a space for each SP; strings without an SP between them stand apart too, as in v2 files."""
-    parts: list[str] = []
+def _text(line: Element, tags: dict[str, str]) -> tuple[str, tuple[Span, ...]]:
+    """Its strings, with a space for each SP, and the marks that tags set on them; strings without an SP between them stand apart
+    too, as in v2 files."""
+    text, spans = "", list[Span]()
     for child in line.each("String", "SP", "HYP"):
         if child.tag == "String":
-            parts += [" ", child.get("CONTENT")] if parts and parts[-1] != " " else [child.get("CONTENT")]
-        elif child.tag == "SP":
-            parts.append(" ")
+            text += (" " if text and text[-1] != " " else "") + child.get("CONTENT")
+            start = len(text) - len(child.get("CONTENT"))
+            found = (tag_span(tags.get(id, ""), start, len(text)) for id in child.get("TAGREFS").split())
+            spans += [span for span in found if span is not None]
         else:
-            parts.append(child.get("CONTENT", "-"))
-    return "".join(parts).strip()
+            text += " " if child.tag == "SP" else child.get("CONTENT", "-")
+    return stripped(text, spans)
 
 
 def _outline(line: Element) -> list[tuple[float, float]]:

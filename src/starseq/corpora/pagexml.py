@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
 from starseq.corpora._build import Report
-from starseq.corpora._pages import Dialect, Line, Page, holds_pages, prepare_pages
+from starseq.corpora._pages import Dialect, Line, Page, holds_pages, prepare_pages, stripped, tag_span
 from starseq.corpora._xml import Element, points
 from starseq.data.manifest import Progress
+from starseq.text.marks import Span
 
 
 def prepare(
@@ -37,13 +39,13 @@ def read_page(root: Element) -> Page:
     return Page(page.get("imageFilename"), size, list(page.all("TextLine")))
 
 
-def read_line(line: Element, number: int) -> Line | str:
-    text, outline = _text(line), _points(line, "Coords")
+def read_line(line: Element, number: int, page: Page) -> Line | str:
+    (text, spans), outline = stripped(_text(line), _spans(line)), _points(line, "Coords")
     if not text:
         return "line without text"
     if not outline:
         return "line without an outline"
-    return Line(line.get("id", f"l{number}"), text, outline, _points(line, "Baseline"), line.line)
+    return Line(line.get("id", f"l{number}"), text, outline, _points(line, "Baseline"), line.line, spans)
 
 
 PAGE_XML = Dialect("PAGE-XML", "PcGts", read_page, read_line)
@@ -60,8 +62,31 @@ def _text(line: Element) -> str:
     for equiv in own:
         unicode = equiv.child("Unicode")
         if unicode is not None and unicode.text.strip():
-            return " ".join(unicode.text.split("\n")).strip()
-    return " ".join(text for text in map(_text, line.each("Word")) if text)
+            return " ".join(unicode.text.split("\n"))
+    return " ".join(text for text in (_text(word).strip() for word in line.each("Word")) if text)
+
+
+_TAG = re.compile(r"(\w+)\s*\{([^{}]*)\}")
+
+
+def _spans(line: Element) -> list[Span]:
+    """The marks in the attribute `custom`: ``unclear {offset:4; length:3;}``. Offsets count UTF-16, as Java does."""
+    spans = []
+    for tag, body in _TAG.findall(line.get("custom")):
+        said = dict(part.strip().partition(":")[::2] for part in body.split(";") if ":" in part)
+        if said.get("strikethrough") == "true":
+            tag = "strikethrough"
+        start, length = (said.pop(name, "").strip() for name in ("offset", "length"))
+        if not (start.isdecimal() and length.isdecimal()):
+            continue
+        units = _text(line).encode("utf-16-le")
+        first, last = (
+            len(units[: 2 * end].decode("utf-16-le", "ignore")) for end in (int(start), int(start) + int(length))
+        )
+        span = tag_span(tag, first, last, {name: value.strip() for name, value in said.items()})
+        if span is not None:
+            spans.append(span)
+    return spans
 
 
 def _points(line: Element, tag: str) -> list[tuple[float, float]]:

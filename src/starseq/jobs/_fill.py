@@ -14,7 +14,7 @@ from starseq.jobs._stream import Places
 from starseq.text.gaps import split_gaps
 from starseq.text.known import Known
 
-__all__ = ["Filled", "check_reads", "fill", "gaps_in", "mended", "unchanged"]
+__all__ = ["Filled", "check_reads", "fill", "gaps_in", "has_extent", "marks_of", "mended", "unchanged"]
 
 MOST_ERRORS = 50.0
 """percent on dev, of a run that may fill gaps"""
@@ -33,17 +33,29 @@ class Filled:
     """the confidence of each word or character that was added"""
     taken_out: int
     """words or characters that were read and not added"""
+    gap_marks: list[Any] | None = None
+    """of the gaps that are left, where they were given"""
+    outside: int = 0
+    """gaps in which more or less was read than the transcriber's mark says"""
 
 
 def fill(
-    known: Known, tokens: Sequence[CompletedToken], *, threshold: float, whole: bool, places: Places | None = None
+    known: Known,
+    tokens: Sequence[CompletedToken],
+    *,
+    threshold: float,
+    whole: bool,
+    places: Places | None = None,
+    gap_marks: Sequence[dict[str, Any]] | None = None,
 ) -> Filled:
     """Put what was read into the gaps of a text.
 
     `tokens` is a transcript that contains the known labels. A filling whose confidence, the least of its tokens', is below
     `threshold` is left out; if it is not to be taken as a `whole`, its words or characters are left out one by one. Where
-    something is left out the gap stays open. `places` turns frames into what the user has.
+    something is left out the gap stays open. `places` turns frames into what the user has. `gap_marks` are those of the row: what
+    they say of the extent has to be kept.
     """
+    outside = 0
     added, left, labels, taken_out = list[dict[str, Any]](), list[dict[str, Any]](), list[float](), 0
     items: dict[int, list[str | None]] = {}
     records: dict[int, dict[str, Any]] = {}
@@ -51,6 +63,9 @@ def fill(
         texts = [unit.text for unit in reading.units]
         sure = [min(tokens[number].confidence for number in unit.tokens) for unit in reading.units]
         least, problem = min(sure), reading.problem
+        marks = [] if gap_marks is None else [gap_marks[number] for number in known.marks(reading.gap)]
+        if problem is None and (problem := _outside(marks, known.joined(texts))) is not None:
+            outside += 1
         if problem is None and whole and least < threshold:
             problem = f"its confidence is below {threshold:g}"
         kept = [problem is None and share >= threshold for share in sure]
@@ -61,6 +76,8 @@ def fill(
         if any(kept):
             labels += [share for share, keep in zip(sure, kept, strict=True) if keep]
             record = {"text": known.joined(written), "confidence": round(least, 4)}
+            if marks:
+                record["mark"] = {**marks[0], "end": marks[-1]["end"]}
             added.append(record)
         else:
             reason = problem or f"its confidence is below {threshold:g}"
@@ -74,7 +91,56 @@ def fill(
     result = known.write(items)
     for gap, record in records.items():
         record["position"] = result.positions[gap]
-    return Filled(_with_gap(result.text), added, left, labels, taken_out)
+    remaining = None if gap_marks is None else _remaining(known, items, gap_marks)
+    return Filled(_with_gap(result.text), added, left, labels, taken_out, remaining, outside)
+
+
+def marks_of(row: Row) -> list[dict[str, Any]] | None:
+    """The field `gap_marks` of a row: where each of its gaps comes from. None where it has none, or not one for each gap."""
+    marks = row.get("gap_marks")
+    fits = isinstance(marks, list) and len(marks) == gaps_in(row.text)
+    if not fits or not all(
+        isinstance(m, dict) and isinstance(m.get("start"), int) and isinstance(m.get("end"), int) for m in marks
+    ):
+        return None
+    return list(marks)
+
+
+def has_extent(mark: dict[str, Any]) -> bool:
+    """Whether the mark of a gap says how much is missing."""
+    return mark.get("unit") in ("char", "word") and all(isinstance(mark.get(name), int) for name in ("least", "most"))
+
+
+def _outside(marks: Sequence[dict[str, Any]], text: str) -> str | None:
+    """What is wrong with the length of a filling that takes the place of these marks."""
+    if not marks or not all(has_extent(mark) and mark["unit"] == marks[0]["unit"] for mark in marks):
+        return None
+    literal = "".join(split_gaps(text))
+    words = marks[0]["unit"] == "word"
+    length = len(literal.split()) if words else sum(not character.isspace() for character in literal)
+    least, most = (sum(mark[name] for mark in marks) for name in ("least", "most"))
+    if least <= length <= most:
+        return None
+    span = f"{least}" if least == most else f"{least} to {most}"
+    return f"it has {length} {'words' if words else 'characters'}, and the mark of the gap says {span}"
+
+
+def _remaining(
+    known: Known, items: dict[int, list[str | None]], gap_marks: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The marks of the gaps that are left. One that was filled in part says nothing of the extent of what is left of it."""
+    filled = {number: gap for gap, texts in items.items() if any(texts) for number in known.marks(gap)}
+    remaining = list[dict[str, Any]]()
+    for number, mark in enumerate(gap_marks):
+        if number not in filled:
+            remaining.append(mark)
+        elif number == known.marks(filled[number])[0]:
+            texts = items[filled[number]]
+            parts = sum(text is None and (not at or texts[at - 1] is not None) for at, text in enumerate(texts))
+            remaining += parts * [
+                {name: value for name, value in mark.items() if name not in ("least", "most", "unit")}
+            ]
+    return remaining
 
 
 def unchanged(row: Row) -> Row:

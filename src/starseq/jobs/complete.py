@@ -16,7 +16,7 @@ from starseq.data.manifest import Progress, Row, manifest_writer
 from starseq.decode.complete import check_search
 from starseq.decode.complete import complete as complete_one
 from starseq.decode.ngram_automaton import NGramAutomaton
-from starseq.jobs._fill import check_reads, fill, gaps_in, mended, unchanged
+from starseq.jobs._fill import check_reads, fill, gaps_in, has_extent, marks_of, mended, unchanged
 from starseq.jobs._stream import places_of, state_of, stream
 from starseq.jobs.decode import BeamReader
 from starseq.jobs.evaluate import device_of
@@ -26,6 +26,8 @@ __all__ = ["THRESHOLD", "Counts", "complete"]
 
 THRESHOLD = 0.5
 """of a filling: the run finds it as likely as everything else that could stand there, or nothing at all"""
+_BOUNDED = 20
+"""transcripts that are tried where marks say how much is missing"""
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,18 @@ def complete(
         if known.complete:
             return _kept(emission.row, "it has no gap")
         try:
-            (found,) = complete_one(emission.log_probs, known.labels, known.open, lm=model, normalized=False, **search)
+            marks = marks_of(emission.row)
+            several = min(_BOUNDED, beam) if any(map(has_extent, marks or ())) else 1
+            found = complete_one(
+                emission.log_probs, known.labels, known.open, lm=model, normalized=False, nbest=several, **search
+            )
         except ValueError as error:
             raise mended(run, error) from None
         places = places_of(run, emission.row)
-        filled = fill(known, found.tokens, threshold=threshold, whole=True, places=places)
+        ways = (
+            fill(known, one.tokens, threshold=threshold, whole=True, places=places, gap_marks=marks) for one in found
+        )
+        filled = min(ways, key=lambda way: way.outside)  # the best that is as long as the marks say, if any is
         left = [{"id": emission.id, **one} for one in filled.left]
         silent = gaps_in(filled.text) - len(filled.left)
         if silent:
@@ -107,8 +116,9 @@ def complete(
         if filled.text == emission.row.text:
             return {**_kept(emission.row), "left": left}
         row = emission.row.replace(
-            text=filled.text, gaps="marked", text_partial=emission.row.text, unit=places.unit, added=filled.added
-        )
+            text=filled.text, gaps="marked", text_partial=emission.row.text, unit=places.unit, added=filled.added,
+            **({} if filled.gap_marks is None else {"gap_marks": filled.gap_marks}),
+        )  # fmt: skip
         return _record(
             row, left, filled=len(filled.added), untouched=not filled.added, unmarked=not emission.row.marked
         )

@@ -344,7 +344,7 @@ class _Fit:
             known = "audio or images with a text file beside each, PAGE-XML, ALTO, Kaldi's data directories, a table"
             raise DataError(f"{data}: nothing to read there; `starseq fit` takes a manifest, or {known}")
         # What splits it has are kept; others are made here, by rows.
-        options = {"dev": 0.0, "test": 0.0, "skip_bad": True}
+        options: dict[str, Any] = {"dev": 0.0, "test": 0.0, "skip_bad": True}
         takes = inspect.signature(corpora.load(name)).parameters
         done = prepare(
             name, data, made.parent, **{key: value for key, value in options.items() if key in takes}, progress=self._step("data")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 from starseq import corpora
 from starseq.corpora import Report
@@ -11,14 +13,24 @@ from starseq.data.dataset import AudioReader
 from starseq.data.features import LogMel
 from starseq.data.manifest import Progress
 from starseq.data.precompute import Precomputed, precompute
+from starseq.text.marks import Marks
 
 __all__ = ["Precomputed", "Report", "features", "prepare"]
 
 
-def prepare(corpus: str, *arguments: Any, **options: Any) -> Report:
+def prepare(
+    corpus: str,
+    *arguments: Any,
+    marks: str | Path | None = None,
+    gap: Sequence[str] = (),
+    unclear: Literal["keep", "gap"] = "keep",
+    **options: Any,
+) -> Report:
     """Writes the manifest of a corpus (one of `starseq.corpora.names()`) and reports on it.
 
-    The arguments are those of the corpus's own function, for example `starseq.corpora.folder.prepare`.
+    With `marks`, a convention or a file of rules, or with regular expressions in `gap`, the transcriber's marks become gaps (see
+    `starseq.text.marks.Marks`), and every row says that only these are open. The other arguments are those of the corpus's own
+    function, for example `starseq.corpora.folder.prepare`.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -26,7 +38,9 @@ def prepare(corpus: str, *arguments: Any, **options: Any) -> Report:
     >>> report.rows, sorted(os.listdir(folder))
     (5, ['STATS.json', 'lines.tar', 'manifest.jsonl'])
     """
-    return corpora.load(corpus)(*arguments, **options)
+    rules = None if marks is None and not gap else Marks(marks, gap, unclear)
+    with corpora.reading_marks(rules):
+        return corpora.load(corpus)(*arguments, **options)
 
 
 def features(
