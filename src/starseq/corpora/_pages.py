@@ -12,13 +12,15 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from starseq.corpora._build import Builder, Report, building, split_by_share, split_of_folders
+from starseq.corpora._edit import Document, Filling, Place, Putter, filled, source_of
 from starseq.corpora._lines import Points, straighten
 from starseq.corpora._media import files
 from starseq.corpora._xml import Element, find_image, parse_xml
 from starseq.data import images
 from starseq.data.errors import DataError
-from starseq.data.manifest import ManifestError, Progress
-from starseq.text.gaps import escape
+from starseq.data.files import resolve_inside
+from starseq.data.manifest import ManifestError, Progress, Row
+from starseq.text.gaps import escape, unescape
 from starseq.text.marks import Action, Span
 
 
@@ -51,13 +53,17 @@ _TAGS: dict[str, Action] = {
 }  # fmt: skip
 
 
+NO_TEXT = ("gap", "illegible")
+"""tags of what a person could not read: what they stand on is a mark"""
+
+
 def tag_span(tag: str, start: int, end: int, attributes: Mapping[str, str] = MappingProxyType({})) -> Span | None:
     """The mark that a tag sets on characters start .. end - 1; None for one that says nothing of what can be read."""
     name = tag.lower()
     if name not in _TAGS:
         return None
     mark = " ".join([name, *(f'{key}="{value}"' for key, value in attributes.items())])
-    return Span(start, end, _TAGS[name], f"tag {name}", mark, holds=name not in ("gap", "illegible"))
+    return Span(start, end, _TAGS[name], f"tag {name}", mark, holds=name not in NO_TEXT)
 
 
 def stripped(text: str, spans: Sequence[Span]) -> tuple[str, tuple[Span, ...]]:
@@ -69,16 +75,25 @@ def stripped(text: str, spans: Sequence[Span]) -> tuple[str, tuple[Span, ...]]:
     return short, tuple(span._replace(start=first, end=last) for span, first, last in moved)
 
 
+def stripped_places(places: list[Place]) -> list[Place]:
+    """Characters without the white space at their ends."""
+    text = "".join(place.character for place in places)
+    start = len(text) - len(text.lstrip())
+    return places[start : start + len(text.strip())]
+
+
 class Dialect(NamedTuple):
     """A kind of XML: the tag of its root element, how to read its page, and how a line.
 
-    What `read_line` gives instead of a line is why it is left out; what it raises (`DataError`) makes the line bad.
+    What `read_line` gives instead of a line is why it is left out; what it raises (`DataError`) makes the line bad. `fill_line`
+    puts fillings into the text of such a line, and gives those that have a place there.
     """
 
     name: str
     root: str
     read_page: Callable[[Element], Page]
     read_line: Callable[[Element, int, Page], Line | str]
+    fill_line: Callable[[Document, Element, Sequence[Filling]], list[Filling]]
 
 
 def prepare_pages(
@@ -165,6 +180,61 @@ def _add_page(build: Builder, dialect: Dialect, page: Page, xml: Path, root: Pat
                 "split": split,
             }
             build.add(fields, str(xml), line.at, member=images.encode(pixels), spans=line.spans)
+
+
+def put_back_pages(dialect: Dialect, source: Path, rows: Sequence[Row], putter: Putter) -> None:
+    """Puts the fillings of rows into the pages that they come from, by `page` and `line`; all pages that rows name are written."""
+    pages: dict[str, list[Row]] = {}
+    for row in rows:
+        with putter.trying(row):
+            if not isinstance(row.get("page"), str) or not isinstance(row.get("line"), str):
+                raise DataError("it does not say which page and line it comes from: prepare the pages again")
+            pages.setdefault(row["page"], []).append(row)
+    for page, of_page in pages.items():
+        xml = None
+        with putter.trying(of_page[0]):
+            named = (resolve_inside(page + end, source) for end in (".xml", ".XML"))
+            xml = next((path for path in named if path.is_file()), None)
+            if xml is None:
+                raise DataError(f"no page {page}.xml in {source}")
+        if xml is None:
+            continue
+        document = Document(xml.read_bytes(), str(xml))
+        if document.root.tag != dialect.root:
+            raise ManifestError(xml, 1, f"not {dialect.name} (root element {document.root.tag})")
+        name = xml.relative_to(os.path.realpath(source))
+        lines = _lines_of(dialect, document)
+        for row in of_page:
+            with putter.trying(row):
+                _fill_row(dialect, document, lines, row, name, putter)
+        putter.write(name, document.result())
+
+
+def _lines_of(dialect: Dialect, document: Document) -> dict[str, tuple[Element, str]]:
+    """The text lines of a page by their ids, each with its text."""
+    lines = {}
+    page = dialect.read_page(document.root)
+    for number, element in enumerate(page.lines):
+        with suppress(DataError):
+            line = dialect.read_line(element, number, page)
+            if not isinstance(line, str):
+                lines[line.id] = element, line.text
+    return lines
+
+
+def _fill_row(
+    dialect: Dialect, document: Document, lines: dict[str, tuple[Element, str]], row: Row, name: Path, putter: Putter
+) -> None:
+    if row["line"] not in lines:
+        raise DataError(f"no line {row['line']!r} in {name}")
+    element, text = lines[row["line"]]
+    if unescape(source_of(row)) != text:
+        raise DataError(f"{name}, line {element.line}: the text is {text!r} there, and not that of the row")
+    fillings = putter.fillings(row)
+    done = dialect.fill_line(document, element, fillings)
+    for _ in range(len(fillings) - len(done)):
+        putter.leave("its mark runs over several pieces of the file, or it holds what XML cannot")
+    putter.put(name, row, done, filled(text, done)[1])
 
 
 def _scale(stated: tuple[float, float], real: tuple[int, int], xml: str) -> tuple[float, float]:
