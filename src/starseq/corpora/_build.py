@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from starseq.data.errors import DataError
-from starseq.data.files import atomic_writer, write_text
+from starseq.data.files import atomic_writer, folder_if_done, write_text
 from starseq.data.manifest import (
     OPEN_EVERYWHERE,
     BadRow,
@@ -185,6 +185,9 @@ class Builder:
         self._source = self.top = os.path.realpath(source)
         """the deepest folder with the source and all files"""
         self.first_bad: str | None = None
+        self.refused: ManifestError | None = None
+        self.refusals = 0
+        """what is wrong first, and how often something is, where that is not skipped"""
         self._marks = _reading.get()
         self._folder = os.path.realpath(report.manifest.parent)
 
@@ -253,9 +256,11 @@ class Builder:
             self.report.left_out[reason] += count
 
     def bad(self, file: str, line: int, reason: str, raw: object = "") -> None:
-        """Something wrong: `ManifestError`, or a line of `bad.jsonl`."""
+        """Something wrong: a line of `bad.jsonl`, or a `ManifestError` when all has been read, which says how many there are."""
         if self._bad is None:
-            raise ManifestError(file, line, reason)
+            self.refusals += 1
+            self.refused = self.refused or ManifestError(file, line, reason)
+            return
         text = raw if isinstance(raw, str) else json.dumps(raw, ensure_ascii=False)
         self._bad(BadRow(file, line, reason, text))
         self.report.bad += 1
@@ -302,6 +307,7 @@ def building(
     manifest = folder / "manifest.jsonl"
     report = Report(corpus, manifest)
     with ExitStack() as stack:
+        stack.enter_context(folder_if_done(folder))
         # Entered first, renamed last.
         rows = stack.enter_context(manifest_writer(manifest))
         bad = stack.enter_context(bad_rows_beside(manifest, skip_bad))
@@ -311,6 +317,14 @@ def building(
             tar = _Tar(stack.enter_context(tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT)), ARCHIVE)
         builder = Builder(report, rows, bad, tar, Path(source))
         yield builder
+        if builder.refused is not None:
+            more = builder.refusals - 1
+            also = (
+                f"; {more:,} more {'is' if more == 1 else 'are'} bad: --skip-bad lists them, and goes on"
+                if more
+                else ""
+            )
+            raise ManifestError(builder.refused.file, builder.refused.line, builder.refused.reason + also)
         if not rows.rows:
             reasons = [f"{count} x {reason}" for reason, count in report.left_out.items()]
             if builder.first_bad is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from starseq.corpora._build import Builder, Report, building, split_by_share, split_of_folders
+from starseq.corpora._build import Builder, Report, building, split_of_folders
 from starseq.corpora._edit import Document, Filling, Place, Putter, filled, source_of
 from starseq.corpora._lines import Points, straighten
 from starseq.corpora._media import files
@@ -20,6 +20,7 @@ from starseq.data import images
 from starseq.data.errors import DataError
 from starseq.data.files import resolve_inside
 from starseq.data.manifest import ManifestError, Progress, Row
+from starseq.data.split import split_groups
 from starseq.text.gaps import escape, unescape
 from starseq.text.marks import Action, Span
 
@@ -108,26 +109,50 @@ def prepare_pages(
 ) -> Report:
     """All XML files of that dialect under `source`.
 
-    A folder called train, val or test (or the like) decides the split; otherwise a hash of the page does.
+    A folder called train, val or test (or the like) decides the split. The other pages are shared out, by hashes of their names, so
+    that the splits hold their shares of the lines.
     """
+    if not (dev >= 0 and test >= 0 and dev + test < 1):
+        raise ValueError(f"dev and test are shares that leave something to train on; got dev={dev}, test={test}")
     root = Path(source).resolve()
     if not root.is_dir():
         raise DataError(f"{source}: no such folder")
-    split = split_by_share(dev, test)
     xmls = [path for path in files(root) if path.suffix.lower() == ".xml"]
+    sizes = {
+        xml.relative_to(root).as_posix(): _count_lines(dialect, xml) for xml in xmls if not _folder_split(xml, root)
+    }
+    split_of = split_groups(sizes, {"test": test, "dev": dev})
     with building(dialect.name, out, source=root, skip_bad=skip_bad, archive=True) as build:
+        level = 0
         for done, xml in enumerate(xmls, start=1):
             with build.trying(str(xml), 1):
                 element = parse_xml(xml.read_bytes(), str(xml))
                 if element.tag != dialect.root:
                     build.leave_out(f"XML file that is not {dialect.name} (root element {element.tag})")
                 else:
-                    relative = xml.relative_to(root)
-                    where = split_of_folders(relative) or split(relative.as_posix())
-                    _add_page(build, dialect, dialect.read_page(element), xml, root, where)
+                    where = _folder_split(xml, root) or split_of[xml.relative_to(root).as_posix()]
+                    level += _add_page(build, dialect, dialect.read_page(element), xml, root, where)
             if progress is not None:
                 progress(done, len(xmls))
+        if level:
+            build.report.notes.append(f"{level:,} lines have no baseline: they are taken to be level")
     return build.report
+
+
+def _folder_split(xml: Path, root: Path) -> str | None:
+    return split_of_folders(xml.relative_to(root))
+
+
+def _count_lines(dialect: Dialect, xml: Path) -> int:
+    """How many lines of a page have a text. One that cannot be read has none: its place is named later."""
+    count = 0
+    with suppress(DataError):
+        element = parse_xml(xml.read_bytes(), str(xml))
+        page = dialect.read_page(element) if element.tag == dialect.root else Page("")
+        for number, line in enumerate(page.lines):
+            with suppress(DataError):
+                count += not isinstance(dialect.read_line(line, number, page), str)
+    return count
 
 
 def holds_pages(source: Path, dialect: Dialect) -> bool:
@@ -146,7 +171,8 @@ _LOOKED_AT = 20
 """XML files: others, such as METS, may lie beside the pages"""
 
 
-def _add_page(build: Builder, dialect: Dialect, page: Page, xml: Path, root: Path, split: str) -> None:
+def _add_page(build: Builder, dialect: Dialect, page: Page, xml: Path, root: Path, split: str) -> int:
+    """Adds the lines of a page; gives how many of them have no baseline."""
     lines: list[Line] = []
     for number, element in enumerate(page.lines):
         with build.trying(str(xml), element.line):
@@ -157,7 +183,7 @@ def _add_page(build: Builder, dialect: Dialect, page: Page, xml: Path, root: Pat
                 lines.append(line)
     if not lines:
         build.leave_out("page without a transcribed line")
-        return
+        return 0
     found = find_image(page.image, xml, root)
     if found is None:
         raise DataError(f"the page image {page.image!r} is not under {root}")
@@ -180,6 +206,7 @@ def _add_page(build: Builder, dialect: Dialect, page: Page, xml: Path, root: Pat
                 "split": split,
             }
             build.add(fields, str(xml), line.at, member=images.encode(pixels), spans=line.spans)
+    return sum(not line.baseline for line in lines)
 
 
 def put_back_pages(dialect: Dialect, source: Path, rows: Sequence[Row], putter: Putter) -> None:

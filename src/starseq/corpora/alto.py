@@ -32,8 +32,8 @@ def prepare(
     source: Annotated[str | os.PathLike[str], "Folder with ALTO files and their page images."],
     out: Annotated[str | os.PathLike[str], "Folder to write: manifest.jsonl, lines.tar, STATS.json."],
     *,
-    dev: Annotated[float, "Share of pages for dev, where no folder is called val or the like."] = 0.05,
-    test: Annotated[float, "Share of pages for test, where no folder is called test."] = 0.1,
+    dev: Annotated[float, "Share of lines for dev, in whole pages, where no folder is called val or the like."] = 0.05,
+    test: Annotated[float, "Share of lines for test, in whole pages, where no folder is called test."] = 0.1,
     skip_bad: Annotated[bool, "Write bad pages and lines to bad.jsonl and go on."] = False,
     progress: Progress | None = None,
 ) -> Report:

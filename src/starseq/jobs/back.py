@@ -10,7 +10,7 @@ from pathlib import Path
 from starseq import corpora
 from starseq.corpora import PutBack, Putter
 from starseq.data.errors import DataError
-from starseq.data.files import atomic_writer
+from starseq.data.files import atomic_writer, folder_if_done
 from starseq.data.manifest import Progress, bad_rows_beside, read_manifest
 
 __all__ = ["LISTING", "PutBack", "back"]
@@ -46,21 +46,16 @@ def back(
     if os.path.realpath(out) == os.path.realpath(folder):
         raise DataError(f"{out}: holds the files that are read; choose another folder for the result")
     rows = list(read_manifest(manifest, labelled=False, progress=progress))
-    is_new = not out.exists()
     staged = out / f".back.{secrets.token_hex(4)}.tmp"
-    try:
-        with (
-            bad_rows_beside(out / LISTING, skip_bad, manifest) as on_bad,
-            atomic_writer(out / LISTING) as listing,
-        ):
-            putter = Putter(os.fspath(manifest), staged, listing, on_bad)
-            put_back(source, rows, putter)
-            for path in sorted(path for path in staged.rglob("*") if path.is_file()):
-                target = out / path.relative_to(staged)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(path, target)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
-        if is_new and out.is_dir() and not any(out.iterdir()):
-            out.rmdir()
+    with folder_if_done(out):
+        try:
+            with bad_rows_beside(out / LISTING, skip_bad, manifest) as on_bad, atomic_writer(out / LISTING) as listing:
+                putter = Putter(os.fspath(manifest), staged, listing, on_bad)
+                put_back(source, rows, putter)
+                for path in sorted(path for path in staged.rglob("*") if path.is_file()):
+                    target = out / path.relative_to(staged)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(path, target)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
     return putter.counts

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,8 +40,23 @@ def prepare(
     (5, ['STATS.json', 'lines.tar', 'manifest.jsonl'])
     """
     rules = None if marks is None and not gap else Marks(marks, gap, unclear)
+    write = corpora.load(corpus)
     with corpora.reading_marks(rules):
-        return corpora.load(corpus)(*arguments, **options)
+        report = write(*arguments, **options)
+    _note_empty_splits(
+        report, {name: one.default for name, one in inspect.signature(write).parameters.items()} | options
+    )
+    return report
+
+
+def _note_empty_splits(report: Report, options: Mapping[str, Any]) -> None:
+    """Says which split was to have a share of the rows and has none."""
+    shares = {name: options.get(name) for name in ("dev", "test")}
+    empty = [name for name, share in shares.items() if isinstance(share, float) and share and name not in report.splits]
+    if empty and not options.get("split"):
+        report.notes.append(
+            f"no row is in the split {' or '.join(empty)}: the corpus is too small for its shares, or names other splits"
+        )
 
 
 def features(
