@@ -13,6 +13,7 @@ from starseq.decode.complete import CompletedToken
 from starseq.jobs._stream import Places
 from starseq.text.gaps import split_gaps
 from starseq.text.known import Known
+from starseq.text.marks import Extent
 
 __all__ = ["Filled", "check_reads", "fill", "gaps_in", "has_extent", "marks_of", "mended", "unchanged"]
 
@@ -36,7 +37,7 @@ class Filled:
     gap_marks: list[Any] | None = None
     """of the gaps that are left, where they were given"""
     outside: int = 0
-    """gaps in which more or less was read than the transcriber's mark says"""
+    """gaps in which more or less was read than their mark says"""
 
 
 def fill(
@@ -55,7 +56,11 @@ def fill(
     something is left out the gap stays open. `places` turns frames into what the user has. `gap_marks` are those of the row: what
     they say of the extent has to be kept.
     """
-    outside = 0
+    extents = [
+        _extent_of([] if gap_marks is None else [gap_marks[n] for n in known.marks(gap)])
+        for gap in range(len(known.open))
+    ]
+    outside = sum(extent is not None for extent in extents)
     added, left, labels, taken_out = list[dict[str, Any]](), list[dict[str, Any]](), list[float](), 0
     items: dict[int, list[str | None]] = {}
     records: dict[int, dict[str, Any]] = {}
@@ -64,8 +69,10 @@ def fill(
         sure = [min(tokens[number].confidence for number in unit.tokens) for unit in reading.units]
         least, problem = min(sure), reading.problem
         marks = [] if gap_marks is None else [gap_marks[number] for number in known.marks(reading.gap)]
-        if problem is None and (problem := _outside(marks, known.joined(texts))) is not None:
-            outside += 1
+        extent = extents[reading.gap]
+        if problem is None and extent is not None:
+            problem = _too_long_or_short(extent, known.joined(texts))
+            outside -= problem is None
         if problem is None and whole and least < threshold:
             problem = f"its confidence is below {threshold:g}"
         kept = [problem is None and share >= threshold for share in sure]
@@ -111,18 +118,21 @@ def has_extent(mark: dict[str, Any]) -> bool:
     return mark.get("unit") in ("char", "word") and all(isinstance(mark.get(name), int) for name in ("least", "most"))
 
 
-def _outside(marks: Sequence[dict[str, Any]], text: str) -> str | None:
-    """What is wrong with the length of a filling that takes the place of these marks."""
+def _extent_of(marks: Sequence[dict[str, Any]]) -> Extent | None:
+    """How much is missing behind marks with nothing between them, if all say it."""
     if not marks or not all(has_extent(mark) and mark["unit"] == marks[0]["unit"] for mark in marks):
         return None
-    literal = "".join(split_gaps(text))
-    words = marks[0]["unit"] == "word"
+    return Extent(sum(mark["least"] for mark in marks), sum(mark["most"] for mark in marks), marks[0]["unit"])
+
+
+def _too_long_or_short(extent: Extent, text: str) -> str | None:
+    literal, words = "".join(split_gaps(text)), extent.unit == "word"
     length = len(literal.split()) if words else sum(not character.isspace() for character in literal)
-    least, most = (sum(mark[name] for mark in marks) for name in ("least", "most"))
-    if least <= length <= most:
+    if extent.least <= length <= extent.most:
         return None
-    span = f"{least}" if least == most else f"{least} to {most}"
-    return f"it has {length} {'words' if words else 'characters'}, and the mark of the gap says {span}"
+    span = f"{extent.least}" if extent.least == extent.most else f"{extent.least} to {extent.most}"
+    what = ("word" if words else "character") + "s" * (length != 1)
+    return f"it has {length} {what}, and the mark of the gap says {span}"
 
 
 def _remaining(
