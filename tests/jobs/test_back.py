@@ -286,6 +286,15 @@ def test_a_table(tmp_path: Path, newline: str) -> None:
     corpus.check_again(done)
 
 
+def test_tables_that_quote_nothing(tmp_path: Path) -> None:
+    corpus = Corpus(tmp_path, "table")
+    corpus.file("t.tsv", 'path\ttext\tnote\n1.wav\tthe * fox\t"so" he\n')
+    corpus.sound("1.wav")
+    row = completed(Row({"id": "1", "path": "1.wav", "text": "the * fox"}), ['"A"'])
+    assert corpus.put_back([row]).filled == 1
+    assert (corpus.out / "t.tsv").read_text() == 'path\ttext\tnote\n1.wav\tthe "A" fox\t"so" he\n'
+
+
 def test_open_everywhere(tmp_path: Path) -> None:
     """Fillings of a row without marks stand between its characters or words."""
     corpus = Corpus(tmp_path, "table")

@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from starseq.corpora._build import Report, building, split_by_share
-from starseq.corpora._edit import Putter, filled_notation, source_of
+from starseq.corpora._cells import put_back_cells
+from starseq.corpora._edit import Putter
 from starseq.corpora._media import SUFFIXES, describe
 from starseq.data.errors import DataError
 from starseq.data.files import resolve_inside
@@ -75,44 +76,8 @@ def prepare(
 
 
 def put_back(source: Path, rows: Sequence[Row], putter: Putter) -> None:
-    """Puts the fillings of rows into the table that they come from. A row is found by its id, or by its path where that is the id,
-    and the text by its column `text`, or by what it says."""
-    table = _table_at(source)
-    data = table.read_bytes().decode()
-    records = list(_records(table))
-    header = records[0].cells
-    waiting = {row.id: row for row in rows}
-    edits: list[tuple[int, int, str]] = []
-    name = Path(table.name)
-    for record in records[1:]:
-        cells = [record.cells[header.index("id")]] if "id" in header else record.cells
-        ids = [id for cell in cells for id in (cell, os.path.splitext(cell)[0])]
-        row = next((waiting.pop(id) for id in ids if id in waiting), None)
-        if row is None:
-            continue
-        with putter.trying(row):
-            text = source_of(row)
-            columns = [header.index("text")] if "text" in header else range(len(record.cells))
-            column = next((column for column in columns if record.cells[column] == text), None)
-            if column is None:
-                raise DataError(f"{table}, line {record.line}: the text there is not that of the row")
-            fillings = putter.fillings(row)
-            new, places = filled_notation(text, fillings)
-            if fillings:
-                start, end = record.spans[column]
-                edits.append((start, end, _quoted(new, record.delimiter, data[start] == '"')))
-            putter.put(name, row, fillings, places)
-    for row in waiting.values():
-        with putter.trying(row):
-            raise DataError(f"no row {row.id!r} in {table}")
-    for start, end, new in reversed(edits):
-        data = data[:start] + new + data[end:]
-    putter.write(name, data.encode())
-
-
-def _quoted(cell: str, delimiter: str, is_quoted: bool) -> str:
-    needs = is_quoted or any(character in cell for character in (delimiter, '"', "\r", "\n"))
-    return '"' + cell.replace('"', '""') + '"' if needs else cell
+    """Puts the fillings of rows into the tables that they come from."""
+    put_back_cells(source, rows, putter)
 
 
 def understands(source: Path) -> bool:
@@ -137,54 +102,21 @@ def _table_at(source: Path) -> Path:
     return tables[0] if len(tables) == 1 else source
 
 
-class _Record(NamedTuple):
-    """A row of a table: the line it begins on, its cells, and where each stands in the file's text."""
-
-    line: int
-    cells: list[str]
-    spans: list[tuple[int, int]]
-    delimiter: str
-
-
 def _rows(table: Path) -> Iterator[tuple[int, list[str]]]:
     """Line numbers and cells; the delimiter is the one that the header line has most of."""
-    return ((record.line, record.cells) for record in _records(table))
-
-
-def _records(table: Path) -> Iterator[_Record]:
     data = table.read_bytes()
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ManifestError(table, data[: error.start].count(b"\n") + 1, "not UTF-8") from None
-    place = int(text.startswith("\ufeff"))
-    first = text[place:].partition("\n")[0]
+    first = text.partition("\n")[0]
     delimiter = max("\t,;", key=first.count)
-    lines = text[place:].splitlines(keepends=True)
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    reader = csv.reader(text.splitlines(keepends=True), delimiter=delimiter, strict=True)
     start = 1
     try:
         for cells in reader:
-            raw = "".join(lines[start - 1 : reader.line_num])
             if any(cells):
-                spans = [(place + first, place + last) for first, last in _cells(raw, delimiter)]
-                yield _Record(start, cells, spans, delimiter)
-            place += len(raw)
+                yield start, cells
             start = reader.line_num + 1
     except csv.Error as error:
         raise ManifestError(table, start, f"not {'TSV' if delimiter == chr(9) else 'CSV'}: {error}") from None
-
-
-def _cells(raw: str, delimiter: str) -> Iterator[tuple[int, int]]:
-    """Where each cell of a record stands, with its quotes."""
-    start, is_quoted = 0, False
-    end = len(raw.rstrip("\r\n"))
-    for place, character in enumerate(raw[:end]):
-        if character == '"' and (is_quoted or place == start):
-            is_quoted = not is_quoted
-        elif character == '"' and raw[start] == raw[place - 1] == '"':
-            is_quoted = True  # the second of two within quotes
-        elif character == delimiter and not is_quoted:
-            yield start, place
-            start = place + 1
-    yield start, end
