@@ -158,6 +158,25 @@ def test_page_xml(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_tags_move_with_their_words(tmp_path: Path) -> None:
+    tags = "a {offset:0; length:2;} b {length:2; offset:5;} c {offset:0; length:7;} d {offset:3; length:1;} e {offset:5; length:0;}"
+    document = Document(page(page_line("l", "ab[?]cd", f' custom="{tags}"')).encode(), "p.xml")
+    (line,) = pagexml.read_page(document.root).lines
+    pagexml.fill_line(document, line, [Filling(2, 5, "𝄞xyz", None)])
+    (line,) = pagexml.read_page(Document(document.result(), "p.xml").root).lines
+    assert line.get("custom") == (
+        "a {offset:0; length:2;} b {length:2; offset:7;} c {offset:0; length:9;} d {offset:7; length:0;} e {offset:7; length:0;}"
+    )
+
+
+def test_a_filling_without_a_mark_is_before_what_follows() -> None:
+    source = page(page_line("l", "\r\n abcd", ' custom="a {offset:2; length:2;} b {offset:4; length:2;}"'))
+    document = Document(source.encode(), "p.xml")
+    (line,) = pagexml.read_page(document.root).lines
+    pagexml.fill_line(document, line, [Filling(2, 2, "xy", None)])
+    assert document.result().decode() == source.replace("abcd", "abxycd").replace("b {offset:4;", "b {offset:6;")
+
+
 @pytest.mark.parametrize("codec", ["utf-8", "utf-8-sig", "utf-16", "iso-8859-1"])
 @pytest.mark.parametrize("version", ["2010-03-19", "2013-07-15", "2019-07-15"])
 def test_page_xml_is_read_again_as_it_was_filled(tmp_path: Path, version: str, codec: str) -> None:
@@ -272,14 +291,14 @@ def test_kaldi(tmp_path: Path) -> None:
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_a_table(tmp_path: Path, newline: str) -> None:
     corpus = Corpus(tmp_path, "table")
-    lines = ["\ufeffid,path,text,note", 'a,1.wav,"the ""*"" fox",x', 'b,2.wav,the * ,"1,2"', "c,1.wav,no gap,*", ""]
+    lines = ["\ufeffid,path,text,note", 'a,1.wav,"the ""*"", fox",x', 'b,2.wav,the * ,"1,2"', "c,1.wav,no gap,*", ""]
     corpus.file("t.csv", newline.join(lines))
     corpus.sound("1.wav")
     corpus.sound("2.wav")
     rows = corpus.rows()
     done = [completed(rows[0], ["quick"]), completed(rows[1], ['a "b" c']), rows[2]]
     assert corpus.put_back(done).filled == 2
-    wanted = newline.join([lines[0], 'a,1.wav,"the ""quick"" fox",x', 'b,2.wav,"the a ""b"" c ","1,2"', *lines[3:]])
+    wanted = newline.join([lines[0], 'a,1.wav,"the ""quick"", fox",x', 'b,2.wav,"the a ""b"" c ","1,2"', *lines[3:]])
     assert (corpus.out / "t.csv").read_bytes().decode() == wanted
     for row in done[:2]:
         del row.fields["gaps"]  # a text without marks says nothing of gaps
@@ -377,7 +396,7 @@ def test_notation_around_a_filling_stays() -> None:
     assert Document(b"<a/>", "a").result() == b"<a/>"
 
 
-written = st.sampled_from(["a", "é", "&amp;", "&lt;", "&#233;", "&#x1F600;", "𝄞", " ", "&quot;", "\n"])
+written = st.sampled_from(["a", "é", "&amp;", "&lt;", "&#233;", "&#x1F600;", "𝄞", " ", "&quot;", "\n", "\r\n"])
 
 
 @given(
@@ -389,7 +408,7 @@ def test_any_text_takes_any_filling(characters: list[str], spans: list[tuple[int
     """What is read from a line of PAGE-XML or ALTO afterwards is the text with its fillings, and tags are about the same words."""
     raw = "".join(characters)
     for kind in (pagexml, alto_module):
-        line_break = raw if kind is pagexml else raw.replace("\n", " ")
+        line_break = raw if kind is pagexml else re.sub(r"\r?\n", " ", raw)
         xml = (
             page(page_line("l", line_break, ' custom="x {offset:0; length:1;}"'))
             if kind is pagexml

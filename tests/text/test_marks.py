@@ -104,6 +104,11 @@ def test_extents(mark: str, extent: tuple[int, int, str] | None) -> None:
     assert extent_of(mark) == extent
 
 
+def test_marks_with_nothing_between_are_one_gap() -> None:
+    gaps = Marks("leiden")("a [2 letters][3-4 letters] b [?][2 letters]").gaps
+    assert [gap.extent for gap in gaps] == [Extent(5, 6, "char"), None]
+
+
 def test_rules_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "rules.txt"
     file.write_text(
