@@ -26,7 +26,8 @@ from starseq.data import audio
 from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, Row, read_manifest, write_manifest
 from starseq.decode.complete import CompletedToken
-from starseq.jobs._fill import fill, marks_of
+from starseq.jobs._fill import fill
+from starseq.jobs._origins import gap_marks_of
 from starseq.jobs.back import back
 from starseq.jobs.prepare import prepare
 from starseq.text.known import known_text
@@ -50,7 +51,7 @@ def completed(row: Row, texts: Sequence[str], tokeniser: Tokeniser = LETTERS, co
             tokens += [CompletedToken(tokeniser.vocabulary.index(one), 0, 1, False, confidence) for one in new]
         if gap < len(known.labels):
             tokens.append(CompletedToken(known.labels[gap], 0, 1, True, 1.0))
-    done = fill(known, tokens, threshold=0.5, whole=True, gap_marks=marks_of(row))
+    done = fill(known, tokens, threshold=0.5, whole=True, gap_marks=gap_marks_of(row))
     marks = {} if done.gap_marks is None else {"gap_marks": done.gap_marks}
     return row.replace(text=done.text, text_partial=row.text, added=done.added, gaps="marked", **marks)
 

@@ -10,12 +10,12 @@ from starseq import runs
 from starseq.data.errors import DataError
 from starseq.data.manifest import Row
 from starseq.decode.complete import CompletedToken
+from starseq.jobs._origins import Origins
 from starseq.jobs._stream import Places
 from starseq.text.gaps import split_gaps
 from starseq.text.known import Known
-from starseq.text.marks import Extent
 
-__all__ = ["Filled", "check_reads", "fill", "gaps_in", "has_extent", "marks_of", "mended", "unchanged"]
+__all__ = ["Filled", "check_reads", "fill", "gaps_in", "mended", "unchanged"]
 
 MOST_ERRORS = 50.0
 """percent on dev, of a run that may fill gaps"""
@@ -56,11 +56,7 @@ def fill(
     something is left out the gap stays open. `places` turns frames into what the user has. `gap_marks` are those of the row: what
     they say of the extent has to be kept.
     """
-    extents = [
-        _extent_of([] if gap_marks is None else [gap_marks[n] for n in known.marks(gap)])
-        for gap in range(len(known.open))
-    ]
-    outside = sum(extent is not None for extent in extents)
+    origins = Origins(known, gap_marks)
     added, left, labels, taken_out = list[dict[str, Any]](), list[dict[str, Any]](), list[float](), 0
     items: dict[int, list[str | None]] = {}
     records: dict[int, dict[str, Any]] = {}
@@ -68,11 +64,7 @@ def fill(
         texts = [unit.text for unit in reading.units]
         sure = [min(tokens[number].confidence for number in unit.tokens) for unit in reading.units]
         least, problem = min(sure), reading.problem
-        marks = [] if gap_marks is None else [gap_marks[number] for number in known.marks(reading.gap)]
-        extent = extents[reading.gap]
-        if problem is None and extent is not None:
-            problem = _too_long_or_short(extent, known.joined(texts))
-            outside -= problem is None
+        problem = problem or origins.problem(reading.gap, known.joined(texts))
         if problem is None and whole and least < threshold:
             problem = f"its confidence is below {threshold:g}"
         kept = [problem is None and share >= threshold for share in sure]
@@ -83,8 +75,7 @@ def fill(
         if any(kept):
             labels += [share for share, keep in zip(sure, kept, strict=True) if keep]
             record = {"text": known.joined(written), "confidence": round(least, 4)}
-            if marks:
-                record["mark"] = {**marks[0], "end": marks[-1]["end"]}
+            record |= origins.of_filling(reading.gap)
             added.append(record)
         else:
             reason = problem or f"its confidence is below {threshold:g}"
@@ -98,59 +89,8 @@ def fill(
     result = known.write(items)
     for gap, record in records.items():
         record["position"] = result.positions[gap]
-    remaining = None if gap_marks is None else _remaining(known, items, gap_marks)
-    return Filled(_with_gap(result.text), added, left, labels, taken_out, remaining, outside)
-
-
-def marks_of(row: Row) -> list[dict[str, Any]] | None:
-    """The field `gap_marks` of a row: where each of its gaps comes from. None where it has none, or not one for each gap."""
-    marks = row.get("gap_marks")
-    fits = isinstance(marks, list) and len(marks) == gaps_in(row.text)
-    if not fits or not all(
-        isinstance(m, dict) and isinstance(m.get("start"), int) and isinstance(m.get("end"), int) for m in marks
-    ):
-        return None
-    return list(marks)
-
-
-def has_extent(mark: dict[str, Any]) -> bool:
-    """Whether the mark of a gap says how much is missing."""
-    return mark.get("unit") in ("char", "word") and all(isinstance(mark.get(name), int) for name in ("least", "most"))
-
-
-def _extent_of(marks: Sequence[dict[str, Any]]) -> Extent | None:
-    """How much is missing behind marks with nothing between them, if all say it."""
-    if not marks or not all(has_extent(mark) and mark["unit"] == marks[0]["unit"] for mark in marks):
-        return None
-    return Extent(sum(mark["least"] for mark in marks), sum(mark["most"] for mark in marks), marks[0]["unit"])
-
-
-def _too_long_or_short(extent: Extent, text: str) -> str | None:
-    literal, words = "".join(split_gaps(text)), extent.unit == "word"
-    length = len(literal.split()) if words else sum(not character.isspace() for character in literal)
-    if extent.least <= length <= extent.most:
-        return None
-    span = f"{extent.least}" if extent.least == extent.most else f"{extent.least} to {extent.most}"
-    what = ("word" if words else "character") + "s" * (length != 1)
-    return f"it has {length} {what}, and the mark of the gap says {span}"
-
-
-def _remaining(
-    known: Known, items: dict[int, list[str | None]], gap_marks: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """The marks of the gaps that are left. One that was filled in part says nothing of the extent of what is left of it."""
-    filled = {number: gap for gap, texts in items.items() if any(texts) for number in known.marks(gap)}
-    remaining = list[dict[str, Any]]()
-    for number, mark in enumerate(gap_marks):
-        if number not in filled:
-            remaining.append(mark)
-        elif number == known.marks(filled[number])[0]:
-            texts = items[filled[number]]
-            parts = sum(text is None and (not at or texts[at - 1] is not None) for at, text in enumerate(texts))
-            remaining += parts * [
-                {name: value for name, value in mark.items() if name not in ("least", "most", "unit")}
-            ]
-    return remaining
+    remaining = origins.remaining(items)
+    return Filled(_with_gap(result.text), added, left, labels, taken_out, remaining, origins.outside)
 
 
 def unchanged(row: Row) -> Row:

@@ -22,7 +22,8 @@ from starseq.decode.greedy import greedy
 from starseq.decode.nbest import Hypothesis, NBest, best
 from starseq.decode.ngram_automaton import NGramAutomaton
 from starseq.decode.rescore import rescore as rescored
-from starseq.jobs._fill import Filled, fill, gaps_in, marks_of, unchanged
+from starseq.jobs._fill import Filled, fill, gaps_in, unchanged
+from starseq.jobs._origins import gap_marks_of
 from starseq.jobs._stream import Record
 from starseq.jobs.decode import BeamReader, scorer_of, search_of
 from starseq.jobs.evaluate import Scores
@@ -203,7 +204,7 @@ class Labeller:
                 for token, is_known, share in zip(winner.hyp.tokens, winner.known, sure, strict=True)
             ]
             threshold = self.threshold if self.kind == "confident" else 0.0
-            marks = None if self.kind == "plain" else marks_of(row)
+            marks = None if self.kind == "plain" else gap_marks_of(row)
             filled = fill(known, tokens, threshold=threshold, whole=False, gap_marks=marks)
         if self.kind == "plain" and not filled.added:
             raise ValueError("nothing was read")

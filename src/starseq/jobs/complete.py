@@ -16,7 +16,8 @@ from starseq.data.manifest import Progress, Row, manifest_writer
 from starseq.decode.complete import check_search
 from starseq.decode.complete import complete as complete_one
 from starseq.decode.ngram_automaton import NGramAutomaton
-from starseq.jobs._fill import Filled, check_reads, fill, gaps_in, has_extent, marks_of, mended, unchanged
+from starseq.jobs._fill import Filled, check_reads, fill, gaps_in, mended, unchanged
+from starseq.jobs._origins import Origins, gap_marks_of
 from starseq.jobs._stream import places_of, state_of, stream
 from starseq.jobs.decode import BeamReader
 from starseq.jobs.evaluate import device_of
@@ -92,8 +93,8 @@ def complete(
 
     def best_filled(emission: runs.Emission, known: Known) -> Filled:
         """The best transcript; where marks say how much is missing, the best of those that are as long, as far as one is found."""
-        marks, places = marks_of(emission.row), places_of(run, emission.row)
-        bounded = any(map(has_extent, marks or ()))
+        marks, places = gap_marks_of(emission.row), places_of(run, emission.row)
+        bounded = Origins(known, marks).bounded > 0
         ways: list[tuple[int, float, Filled]] = []
         for more in _LENGTHS if bounded else (0.0,):
             found = complete_one(

@@ -158,7 +158,7 @@ class Known:
                 units.append(Unit(text, (number,)))
         return tuple(units)
 
-    def marks(self, gap: int) -> range:
+    def marks_in(self, gap: int) -> range:
         """The numbers of the marks, counted through the text, that a filling of this gap takes the place of."""
         place = self._places[gap]
         return range(0) if place is None or place.mark < 0 else range(place.mark, place.last + 1)
