@@ -118,6 +118,18 @@ class Report:
     def seconds(self) -> float:
         return sum(tally.seconds for tally in self.splits.values())
 
+    @property
+    def about_unruled(self) -> str:
+        """A sentence about what looks like a mark."""
+        named = ", ".join(f"{text!r} {count:,} x" for text, count in self.unruled.most_common(_NAMED))
+        more = f" and {len(self.unruled) - _NAMED:,} others (in STATS.json)" if len(self.unruled) > _NAMED else ""
+        if self.marks:
+            return f"gaps without a rule, for they look like marks: {named}{more}; --gap or a file of rules says what they are"
+        return (
+            f"read as characters, though they look like a transcriber's marks: {named}{more}; "
+            "`starseq prepare` reads marks with --marks and --gap"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "corpus": self.corpus,
@@ -153,14 +165,7 @@ class Report:
             examples = " | ".join(map(repr, mark.examples))
             lines.append(f"  {_BECOMES[mark.action]}: {mark.count:,} x {name}, as in {examples}")
         if self.unruled:
-            named = ", ".join(f"{text!r} {count:,} x" for text, count in self.unruled.most_common(_NAMED))
-            more = f" and {len(self.unruled) - _NAMED:,} others (in STATS.json)" if len(self.unruled) > _NAMED else ""
-            became = (
-                "gaps without a rule, for they look like marks: {}; --gap or a file of rules says what they are"
-                if self.marks
-                else "read as characters, though they look like a transcriber's marks: {}; --marks and --gap read marks"
-            )
-            lines.append("  " + became.format(named + more))
+            lines.append(f"  {self.about_unruled}")
         if self.only_gaps:
             lines.append(f"  gaps: {self.only_gaps:,} rows are nothing but a gap")
         lines += [f"  left out: {count:,} x {reason}" for reason, count in sorted(self.left_out.items())]

@@ -361,6 +361,8 @@ class _Fit:
             name, data, made.parent, **{key: value for key, value in options.items() if key in takes}, progress=self._step("data")
         )  # fmt: skip
         self.say(f"{data}: read as {done.corpus}, {done.rows:,} rows")
+        if done.unruled:
+            self.say(done.about_unruled)
         for reason, count in sorted(done.left_out.items()):
             self.say(f"left out: {count:,} x {reason}")
         if done.bad:
