@@ -19,9 +19,10 @@ def back(
     ],
     skip_bad: SkipBad = False,
 ) -> None:
-    """Put fillings back into PAGE-XML, ALTO, a table or Kaldi's text.
+    """Put fillings back into pages, tables or Kaldi's text.
 
-    Each is marked as a machine's, with its confidence; everything else of a file stays, to the byte. filled.jsonl lists them.
+    PAGE-XML, ALTO, CSV and TSV. Each filling is marked as a machine's, with its confidence; everything else of a file stays,
+    to the byte. filled.jsonl lists them.
     """
     from starseq.jobs import back as job
 
