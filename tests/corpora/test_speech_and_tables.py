@@ -120,13 +120,15 @@ def test_folder_of_audio_and_images(tmp_path):
     (source / "orphan.txt").write_text("x")
     (source / ".hidden.wav").write_bytes(b"")
     report = load("folder")(source, source, dev=0.0, test=0.0)
-    assert report.left_out == {".wav file without a text file": 1, "text file without an audio file or image": 1}
+    assert report.left_out == {"text file without an audio file or image": 1}
     found = {row["id"]: row for row in rows(source)}
     assert found["train/a"]["text"] == "HELLO * THERE"
     assert found["b"]["text"] == "  two  spaces"  # spaces are labels
     assert (found["test/c"]["width"], found["test/c"]["height"], found["test/c"]["split"]) == (50, 20, "test")
     assert found["b"]["path"] == "b.mp3"
-    assert report.notes == []
+    assert (found["lonely.wav"]["text"], found["lonely.wav"]["split"]) == ("*", "train")  # all of it is a gap
+    assert report.notes == ["1 files have no text beside them: nothing of theirs is known"]
+    assert report.only_gaps == 1
 
 
 def test_two_texts_of_a_file_and_two_files_of_a_text(tmp_path):

@@ -74,6 +74,31 @@ def test_every_row_is_completed(run: Path, tmp_path: Path, mark: bool) -> None:
         assert not left
 
 
+def test_what_a_mark_says_of_the_extent_is_kept(run: Path, tmp_path: Path) -> None:
+    """Whatever is filled in is as long as the marks say, and what is left keeps its marks."""
+    rows = list(read_manifest(run / "data" / "partial1.json"))[:8]
+    lengths = set()
+    for least, most in ((2, 2), (3, 4)):
+        marks = [
+            [
+                {"start": 2 * i, "end": 2 * i + 1, "mark": "?", "least": least, "most": most, "unit": "char"}
+                for i in range(row.text.count("*"))
+            ]
+            for row in rows
+        ]
+        manifest, target = run / "data" / "bounded.json", tmp_path / "out.jsonl"
+        write_manifest(manifest, [row.replace(gap_marks=one) for row, one in zip(rows, marks, strict=True)])
+        call(run, manifest, target)
+        for before, new in zip(marks, read_manifest(target), strict=True):
+            assert all(least <= len(one["text"].replace(" ", "")) <= most for one in new.get("added", []))
+            filled = [one["mark"] for one in new.get("added", [])]
+            assert len(new["gap_marks"]) == new.text.count("*")
+            assert [one for one in before if one not in filled] == new["gap_marks"]
+            lengths |= {len(one["text"]) for one in new.get("added", [])}
+    assert lengths
+    assert lengths <= {2, 3, 4}
+
+
 def test_tokens_last_where_repeats_are_merged(run: Path, tmp_path: Path) -> None:
     longest = {}
     kept = shutil.copytree(run, tmp_path / "kept")

@@ -463,6 +463,19 @@ def test_files_lie_beside_what_was_prepared_or_in_data(tmp_path: Path) -> None:
         _plan.root_of(manifest, tmp_path / "out", folders[:1])
 
 
+def test_a_plan_reads_the_files_that_a_fit_would(tmp_path: Path) -> None:
+    """Also where they lie beside DATA: between it and --out."""
+    out, data = tmp_path / "fit", tmp_path / "data"
+    data.mkdir()
+    planned, real = (
+        job._Fit(data, at, None, (), None, job._State(at, {}, {}), lambda _: None, print)
+        for at in (Path("/elsewhere/fit"), out)
+    )
+    planned.near = out
+    for one in (planned, real):
+        assert tmp_path.resolve() in one._allowed(one.out / "data" / "manifest.jsonl")
+
+
 # --- what the student learns from -------------------------------------------------------------------------------------
 
 

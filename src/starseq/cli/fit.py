@@ -47,7 +47,7 @@ def fit(
 
     options: dict[str, Any] = {"text": text, "overrides": overrides or (), "minutes": minutes}
     if dry_run:
-        typer.echo("\n".join(job.plan(data, **options)))
+        typer.echo("\n".join(job.plan(data, out, **options)))
         return
     if out is None:
         raise ValueError("--out FOLDER is missing: where is the recogniser to go?")

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from starseq.corpora._build import Builder, Report, building, split_by_share, split_of_name
+from starseq.corpora._cells import USUAL, part_of, rows_of
 from starseq.corpora._media import describe, files
 from starseq.corpora._recordings import describe_part, file_of
-from starseq.corpora.table import USUAL, part_of, rows_of
 from starseq.data import images
 from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, Progress, foreign, parse_line

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from starseq.corpora._build import Report, building, split_of_folders
+from starseq.corpora._edit import Putter, filled_notation, source_of
 from starseq.corpora._media import describe
 from starseq.corpora._recordings import Part, describe_part
 from starseq.data import images
 from starseq.data.errors import DataError
-from starseq.data.manifest import ManifestError, Progress
+from starseq.data.manifest import ManifestError, Progress, Row
 
 
 def prepare(
@@ -67,6 +68,36 @@ def prepare(
             what = "recording" if directory.segments is None else "segment"
             build.leave_out(f"{what} without a text", len(heard.keys() - directory.texts.keys()))
     return build.report
+
+
+def put_back(source: Path, rows: Sequence[Row], putter: Putter) -> None:
+    """Puts the fillings of rows into the files `text` that they come from, by their ids."""
+    waiting = {row.id: row for row in rows}
+    for folder in _folders(source):
+        path = folder / "text"
+        if not path.is_file():
+            continue
+        _table(path)  # what is wrong with it
+        lines = path.read_bytes().split(b"\n")
+        name, found = path.relative_to(source), False
+        for number, line in enumerate(lines):
+            key, *rest = line.decode("utf-8-sig" if not number else "utf-8").split(maxsplit=1)[:2] or ("",)
+            if not rest or key not in waiting:
+                continue
+            row, found, text = waiting.pop(key), True, rest[0].strip()
+            with putter.trying(row):
+                if text != source_of(row):
+                    raise DataError(f"{path}, line {number + 1}: the text is {text!r} there, and not that of the row")
+                fillings = putter.fillings(row)
+                new, places = filled_notation(text, fillings)
+                before, _, behind = line.rpartition(text.encode())
+                lines[number] = before + new.encode() + behind
+                putter.put(name, row, fillings, places)
+        if found:
+            putter.write(name, b"\n".join(lines))
+    for row in waiting.values():
+        with putter.trying(row):
+            raise DataError(f"no utterance {row.id!r} in {source}")
 
 
 def understands(source: Path) -> bool:

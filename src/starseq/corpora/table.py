@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 from starseq.corpora._build import Builder, Report, building, split_by_share, split_of_name
-from starseq.corpora._recordings import Part, describe_stored, file_of, part_id
+from starseq.corpora._cells import PLACE, TABLES, columns_of, has_archives, part_of, put_back_cells, rows_of, tables_in
+from starseq.corpora._edit import Putter
+from starseq.corpora._recordings import describe_stored, file_of, part_id
 from starseq.data.errors import DataError
-from starseq.data.manifest import ManifestError, Progress
+from starseq.data.manifest import ManifestError, Progress, Row
 
-USUAL = {
-    "path": (
-        "path", "file", "file_name", "filename", "filepath", "file_path", "audio", "audio_path", "audio_file", "audio_filepath",
-        "wav", "wav_path", "wav_filename", "image", "image_path", "clip",
-    ),
-    "text": ("text", "sentence", "transcription", "transcript", "transcripts", "label", "ground_truth", "utterance"),
-    "id": ("id", "utt_id", "utterance_id", "segment_id"),
-    "split": ("split", "subset", "partition", "set"),
-    "speaker": ("speaker", "client_id", "speaker_id", "spk", "writer", "writer_id"),
-    "start": ("start", "start_time", "begin", "offset"),
-    "end": ("end", "end_time", "stop"),
-    "duration": ("duration",),
-    "channel": ("channel",),
-}  # fmt: skip
-"""What columns are usually called, whatever their case."""
-_TABLES = (".csv", ".tsv")
-_PLACE = ("offset", "nbytes")
-"""of a member of an archive, as `starseq` writes it"""
 _FOLDERS = ("", "clips", "audio", "wavs", "images")
 """where the files of a table lie: beside it, or in one of these"""
 
@@ -62,7 +45,7 @@ def prepare(
     Columns are found by what they are usually called, as in Common Voice; other columns are kept. With a start and an end
     a row is a part of its file. A `*` in the text marks a gap.
     """
-    tables = _tables(Path(source))
+    tables = tables_in(Path(source))
     if not tables:
         raise DataError(f"{source}: no such file, or no table in it")
     given = {"path": path_column, "text": text_column, "id": id_column, "split": split_column}
@@ -84,36 +67,19 @@ def prepare(
     return build.report
 
 
+def put_back(source: Path, rows: Sequence[Row], putter: Putter) -> None:
+    """Puts the fillings of rows into the tables that they come from."""
+    put_back_cells(source, rows, putter)
+
+
 def understands(source: Path) -> bool:
     """Whether it is a table, or a folder with tables, whose header has the usual columns."""
-    tables = [table for table in _tables(source) if table.suffix.lower() in _TABLES]
+    tables = [table for table in tables_in(source) if table.suffix.lower() in TABLES]
     for table in tables[:1]:
         with suppress(DataError, StopIteration):
             _, header = next(rows_of(table))
-            return {"path", "text"} <= _columns(table, header, {}).keys()
+            return {"path", "text"} <= columns_of(table, header, {}).keys()
     return False
-
-
-def _tables(source: Path) -> list[Path]:
-    """The file itself, or the only table of a folder; of several, those that are called like a split."""
-    if not source.is_dir():
-        return [source] if source.is_file() else []
-    tables = sorted(path for path in source.iterdir() if path.suffix.lower() in _TABLES)
-    return tables if len(tables) == 1 else [path for path in tables if split_of_name(Path(path.name))]
-
-
-def _columns(table: Path, header: Sequence[str], given: dict[str, str | None]) -> dict[str, str]:
-    """The columns that mean something here, by what they mean."""
-    lower = {column.strip().lower(): column for column in reversed(header)}
-    found = {}
-    for meaning, usual in USUAL.items():
-        if (column := given.get(meaning)) is not None:
-            if column not in header:
-                raise ManifestError(table, 1, f"no column {column!r} (there are {', '.join(header) or 'none'})")
-            found[meaning] = column
-        elif (name := next((name for name in usual if name in lower), None)) is not None:
-            found[meaning] = lower[name]
-    return found
 
 
 class _Table:
@@ -126,12 +92,10 @@ class _Table:
         rows = list(rows_of(path))
         self.header = rows[0][1] if rows else []
         self.rows = rows[1:]
-        self.has_archives = {"archive", *_PLACE} <= set(self.header)
-        self.columns = _columns(path, self.header, given)
+        self.has_archives = has_archives(self.header)
+        self.columns = columns_of(path, self.header, given)
         self.named = split_of_name(Path(path.name))
         """the split that the table's name speaks of"""
-        if self.has_archives and self.columns.get("start") == "offset":
-            del self.columns["start"]  # of bytes
         for meaning in ("path", "text"):
             if meaning not in self.columns:
                 there = ", ".join(self.header) or "none"
@@ -151,10 +115,10 @@ class _Table:
             if row.get(optional) == "":
                 del row[optional]
         if row.get("archive"):
-            place = {"path": name, "archive": row.pop("archive"), **{one: _whole(row.pop(one)) for one in _PLACE}}
+            place = {"path": name, "archive": row.pop("archive"), **{one: _whole(row.pop(one)) for one in PLACE}}
             media = describe_stored(place, self.folder, self.root, part, check=self.check)
         else:
-            for one in ("archive", *_PLACE) if self.has_archives else ():
+            for one in ("archive", *PLACE) if self.has_archives else ():
                 row.pop(one, None)
             folder = next((folder for folder in _FOLDERS if self._file(folder, name).is_file()), "")
             media = describe_stored(
@@ -173,55 +137,3 @@ class _Table:
 
 def _whole(cell: str) -> Any:
     return int(cell) if cell.strip().isdecimal() else cell
-
-
-def part_of(known: dict[str, str]) -> Part:
-    """The part of its file that a row is; a duration without a start says no more than the file does."""
-    numbers: dict[str, Any] = {}
-    for meaning in ("start", "end", "duration", "channel"):
-        if text := known.get(meaning, "").strip():
-            try:
-                numbers[meaning] = int(text) if meaning == "channel" else float(text)
-            except ValueError:
-                raise DataError(f"{meaning} {text!r} is not a number") from None
-    start, end = numbers.get("start", 0.0), numbers.get("end")
-    if end is None and "start" in numbers and "duration" in numbers:
-        end = start + numbers["duration"]
-    return Part(start, end, numbers.get("channel"), about=True)
-
-
-def rows_of(table: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line numbers and cells; the delimiter is the one that the header line has most of."""
-    data = table.read_bytes()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ManifestError(table, data[: error.start].count(b"\n") + 1, "not UTF-8") from None
-    first = text.partition("\n")[0]
-    delimiter = max("\t,;", key=first.count)
-    plain = delimiter == "\t" and _is_plain(text.splitlines())
-    reader = csv.reader(
-        text.splitlines(keepends=True), delimiter=delimiter, strict=True,
-        quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
-    )  # fmt: skip
-    start = 1
-    try:
-        for cells in reader:
-            if any(cells):
-                yield start, cells
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise ManifestError(table, start, f"not {'TSV' if delimiter == chr(9) else 'CSV'}: {error}") from None
-
-
-def _is_plain(lines: list[str]) -> bool:
-    r"""Whether a quote in a TSV is a character of the text, as in Common Voice: it has every row in one line, and doubles none.
-
-    >>> _is_plain(["path\ttext", 'a.wav\t"Ho," she said.']), _is_plain(["path\ttext", 'a.wav\t"two', 'lines"'])
-    (True, False)
-    """
-    cells = [line.split("\t") for line in lines if line.strip()]
-    whole = all(len(row) == len(cells[0]) for row in cells) and not any(
-        '"' in name for row in cells[:1] for name in row
-    )
-    return whole and not any(cell[:1] == '"' == cell[-1:] and '""' in cell[1:-1] for row in cells for cell in row)

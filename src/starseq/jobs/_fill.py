@@ -10,6 +10,7 @@ from starseq import runs
 from starseq.data.errors import DataError
 from starseq.data.manifest import Row
 from starseq.decode.complete import CompletedToken
+from starseq.jobs._origins import Origins
 from starseq.jobs._stream import Places
 from starseq.text.gaps import split_gaps
 from starseq.text.known import Known
@@ -33,17 +34,29 @@ class Filled:
     """the confidence of each word or character that was added"""
     taken_out: int
     """words or characters that were read and not added"""
+    gap_marks: list[Any] | None = None
+    """of the gaps that are left, where they were given"""
+    outside: int = 0
+    """gaps in which more or less was read than their mark says"""
 
 
 def fill(
-    known: Known, tokens: Sequence[CompletedToken], *, threshold: float, whole: bool, places: Places | None = None
+    known: Known,
+    tokens: Sequence[CompletedToken],
+    *,
+    threshold: float,
+    whole: bool,
+    places: Places | None = None,
+    gap_marks: Sequence[dict[str, Any]] | None = None,
 ) -> Filled:
     """Put what was read into the gaps of a text.
 
     `tokens` is a transcript that contains the known labels. A filling whose confidence, the least of its tokens', is below
     `threshold` is left out; if it is not to be taken as a `whole`, its words or characters are left out one by one. Where
-    something is left out the gap stays open. `places` turns frames into what the user has.
+    something is left out the gap stays open. `places` turns frames into what the user has. `gap_marks` are those of the row: what
+    they say of the extent has to be kept.
     """
+    origins = Origins(known, gap_marks)
     added, left, labels, taken_out = list[dict[str, Any]](), list[dict[str, Any]](), list[float](), 0
     items: dict[int, list[str | None]] = {}
     records: dict[int, dict[str, Any]] = {}
@@ -51,6 +64,7 @@ def fill(
         texts = [unit.text for unit in reading.units]
         sure = [min(tokens[number].confidence for number in unit.tokens) for unit in reading.units]
         least, problem = min(sure), reading.problem
+        problem = problem or origins.problem(reading.gap, known.joined(texts))
         if problem is None and whole and least < threshold:
             problem = f"its confidence is below {threshold:g}"
         kept = [problem is None and share >= threshold for share in sure]
@@ -61,6 +75,7 @@ def fill(
         if any(kept):
             labels += [share for share, keep in zip(sure, kept, strict=True) if keep]
             record = {"text": known.joined(written), "confidence": round(least, 4)}
+            record |= origins.of_filling(reading.gap)
             added.append(record)
         else:
             reason = problem or f"its confidence is below {threshold:g}"
@@ -74,7 +89,8 @@ def fill(
     result = known.write(items)
     for gap, record in records.items():
         record["position"] = result.positions[gap]
-    return Filled(_with_gap(result.text), added, left, labels, taken_out)
+    remaining = origins.remaining(items)
+    return Filled(_with_gap(result.text), added, left, labels, taken_out, remaining, origins.outside)
 
 
 def unchanged(row: Row) -> Row:

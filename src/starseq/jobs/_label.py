@@ -23,6 +23,7 @@ from starseq.decode.nbest import Hypothesis, NBest, best
 from starseq.decode.ngram_automaton import NGramAutomaton
 from starseq.decode.rescore import rescore as rescored
 from starseq.jobs._fill import Filled, fill, gaps_in, unchanged
+from starseq.jobs._origins import gap_marks_of
 from starseq.jobs._stream import Record
 from starseq.jobs.decode import BeamReader, scorer_of, search_of
 from starseq.jobs.evaluate import Scores
@@ -203,7 +204,8 @@ class Labeller:
                 for token, is_known, share in zip(winner.hyp.tokens, winner.known, sure, strict=True)
             ]
             threshold = self.threshold if self.kind == "confident" else 0.0
-            filled = fill(known, tokens, threshold=threshold, whole=False)
+            marks = None if self.kind == "plain" else gap_marks_of(row)
+            filled = fill(known, tokens, threshold=threshold, whole=False, gap_marks=marks)
         if self.kind == "plain" and not filled.added:
             raise ValueError("nothing was read")
         refused = len({one["position"] for one in filled.left} | self._in_words(filled.text))
@@ -211,6 +213,8 @@ class Labeller:
             text=filled.text, gaps="marked", text_partial=row.text, confidence=round(_mean(filled.labels), 4),
             added=filled.added, refused=refused, source=self.source,
         )  # fmt: skip
+        if "gap_marks" in row.fields:
+            row = row.replace(gap_marks=filled.gap_marks or [])
         return {
             "row": row.fields,
             "labels": {

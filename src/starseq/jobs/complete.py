@@ -17,16 +17,19 @@ from starseq.data.manifest import Progress, Row
 from starseq.decode.complete import check_search
 from starseq.decode.complete import complete as complete_one
 from starseq.decode.ngram_automaton import NGramAutomaton
-from starseq.jobs._fill import check_reads, fill, gaps_in, mended, unchanged
+from starseq.jobs._fill import Filled, check_reads, fill, gaps_in, mended, unchanged
+from starseq.jobs._origins import Origins, gap_marks_of
 from starseq.jobs._stream import places_of, state_of, stream
 from starseq.jobs.decode import BeamReader
 from starseq.jobs.evaluate import device_of
-from starseq.text.known import known_text
+from starseq.text.known import Known, known_text
 
 __all__ = ["THRESHOLD", "Counts", "complete"]
 
 THRESHOLD = 0.5
 """of a filling: the run finds it as likely as everything else that could stand there, or nothing at all"""
+_TRIED, _LENGTHS = 20, (0.0, 1.0, -1.0, 3.0, -3.0, 7.0, -7.0)
+"""where marks say how much is missing: transcripts that are tried, and what is added to beta until one of them is as long"""
 
 
 @dataclass(frozen=True)
@@ -89,16 +92,31 @@ def complete(
     listing = target.with_name(f"{target.stem}.left.jsonl")
     check_target(listing, manifest)
 
+    def best_filled(emission: runs.Emission, known: Known) -> Filled:
+        """The best transcript; where marks say how much is missing, the best of those that are as long, as far as one is found."""
+        marks, places = gap_marks_of(emission.row), places_of(run, emission.row)
+        bounded = Origins(known, marks).bounded > 0
+        ways: list[tuple[int, float, Filled]] = []
+        for more in _LENGTHS if bounded else (0.0,):
+            found = complete_one(
+                emission.log_probs, known.labels, known.open, lm=model, normalized=False,
+                nbest=min(_TRIED, beam) if bounded else 1, **{**search, "beta": beta + more},
+            )  # fmt: skip
+            for one in found:
+                way = fill(known, one.tokens, threshold=threshold, whole=True, places=places, gap_marks=marks)
+                ways.append((way.outside, more * len(one.tokens) - one.score, way))
+            if not min(way.outside for *_, way in ways):
+                break
+        return min(ways, key=lambda way: way[:2])[2]
+
     def work(emission: runs.Emission) -> dict[str, Any]:
         known = known_text(run.tokeniser, emission.row.text, marked=emission.row.marked)
         if known.complete:
             return _kept(emission.row, "it has no gap")
         try:
-            (found,) = complete_one(emission.log_probs, known.labels, known.open, lm=model, normalized=False, **search)
+            filled = best_filled(emission, known)
         except ValueError as error:
             raise mended(run, error) from None
-        places = places_of(run, emission.row)
-        filled = fill(known, found.tokens, threshold=threshold, whole=True, places=places)
         left = [{"id": emission.id, **one} for one in filled.left]
         silent = gaps_in(filled.text) - len(filled.left)
         if silent:
@@ -107,9 +125,11 @@ def complete(
             left.append({"id": emission.id, "reason": "it is nothing but a gap: all of its text is the run's"})
         if filled.text == emission.row.text:
             return {**_kept(emission.row), "left": left}
+        marks = {} if filled.gap_marks is None else {"gap_marks": filled.gap_marks}
         row = emission.row.replace(
-            text=filled.text, gaps="marked", text_partial=emission.row.text, unit=places.unit, added=filled.added
-        )
+            text=filled.text, gaps="marked", text_partial=emission.row.text, unit=places_of(run, emission.row).unit,
+            added=filled.added, **marks,
+        )  # fmt: skip
         return _record(
             row, left, filled=len(filled.added), untouched=not filled.added, unmarked=not emission.row.marked
         )

@@ -158,6 +158,11 @@ class Known:
                 units.append(Unit(text, (number,)))
         return tuple(units)
 
+    def marks_in(self, gap: int) -> range:
+        """The numbers of the marks, counted through the text, that a filling of this gap takes the place of."""
+        place = self._places[gap]
+        return range(0) if place is None or place.mark < 0 else range(place.mark, place.last + 1)
+
     def write(self, fillings: Mapping[int, Sequence[str | None]]) -> Written:
         r"""The text with `fillings`, by gap: words or characters, None for one that is open. All other marks stay.
 
