@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
+
+from torch import Tensor
 
 from starseq import runs
 from starseq.data.errors import DataError
 from starseq.data.manifest import Row
-from starseq.decode.complete import CompletedToken
+from starseq.decode.complete import CompletedToken, Completion, embedded
+from starseq.decode.confidence import Judge
 from starseq.jobs._stream import Places
 from starseq.text.gaps import split_gaps
-from starseq.text.known import Known
+from starseq.text.known import Known, Reading
 
-__all__ = ["Filled", "check_reads", "fill", "gaps_in", "mended", "unchanged"]
+__all__ = [
+    "Filled", "check_reads", "fill", "gaps_in", "listed", "marks_of", "mended", "next_best", "no_gap", "unchanged",
+]  # fmt: skip
 
 MOST_ERRORS = 50.0
 """percent on dev, of a run that may fill gaps"""
@@ -26,9 +32,9 @@ class Filled:
 
     text: str
     added: list[dict[str, Any]]
-    """the fillings: position, text, confidence, start and end"""
+    """the fillings: position, text, confidence, others, start and end"""
     left: list[dict[str, Any]]
-    """what was read in gaps that were left open: position, guess, confidence, reason"""
+    """the gaps that were left open: position and reason; guess, confidence, others, start and end of what was read there"""
     labels: list[float]
     """the confidence of each word or character that was added"""
     taken_out: int
@@ -36,17 +42,26 @@ class Filled:
 
 
 def fill(
-    known: Known, tokens: Sequence[CompletedToken], *, threshold: float, whole: bool, places: Places | None = None
+    known: Known,
+    tokens: Sequence[CompletedToken],
+    *,
+    threshold: float,
+    whole: bool,
+    places: Places | None = None,
+    others: Mapping[int, list[dict[str, Any]]] | None = None,
 ) -> Filled:
     """Put what was read into the gaps of a text.
 
     `tokens` is a transcript that contains the known labels. A filling whose confidence, the least of its tokens', is below
     `threshold` is left out; if it is not to be taken as a `whole`, its words or characters are left out one by one. Where
-    something is left out the gap stays open. `places` turns frames into what the user has.
+    something is left out the gap stays open. `places` turns frames into what the user has. `others` are the next best guesses by
+    gap, of `next_best`.
     """
     added, left, labels, taken_out = list[dict[str, Any]](), list[dict[str, Any]](), list[float](), 0
-    items: dict[int, list[str | None]] = {}
-    records: dict[int, dict[str, Any]] = {}
+    items: dict[int, list[str | None]] = {gap: [None] for gap in known.marks}
+    records: list[tuple[int, int, dict[str, Any]]] = []
+    """the gap, how far behind its beginning, and the record"""
+    more = {} if others is None else others
     for reading in known.readings([token.token for token in tokens], [token.known for token in tokens]):
         texts = [unit.text for unit in reading.units]
         sure = [min(tokens[number].confidence for number in unit.tokens) for unit in reading.units]
@@ -58,23 +73,120 @@ def fill(
         if reading.marked and not any(text and not text.isspace() for text in written):
             kept, written = [False] * len(kept), [None]  # white space alone fills no mark
         items[reading.gap] = written
+
         if any(kept):
             labels += [share for share, keep in zip(sure, kept, strict=True) if keep]
-            record = {"text": known.joined(written), "confidence": round(least, 4)}
-            added.append(record)
-        else:
+            added.append({"text": known.joined(written), **_about(reading, tokens, 0, len(kept), places, more)})
+            records.append((reading.gap, 0, added[-1]))
+        for first, end in _runs(kept):
             reason = problem or f"its confidence is below {threshold:g}"
-            record = {"guess": known.joined(texts), "confidence": round(least, 4), "reason": reason}
-            left.append(record)
+            about = _about(reading, tokens, first, end, places, more)
+            left.append({"guess": known.joined(texts[first:end]), "reason": reason, **about})
+            records.append((reading.gap, known.length(written[:first]) if any(kept) else 0, left[-1]))
         taken_out += kept.count(False)
-        if places is not None:
-            first, last = reading.units[0].tokens[0], reading.units[-1].tokens[-1]
-            record |= {"start": places(tokens[first].start), "end": places(tokens[last].end)}
-        records[reading.gap] = record
     result = known.write(items)
-    for gap, record in records.items():
-        record["position"] = result.positions[gap]
-    return Filled(_with_gap(result.text), added, left, labels, taken_out)
+    for gap, further, one in records:
+        one["position"] = result.positions[gap] + further
+    text = _with_gap(result.text)
+    silent = {place: gap for gap, place in result.positions.items() if gap in more}
+    for position in sorted(set(marks_of(text)) - {one["position"] for one in left}):
+        left.append({"reason": "nothing was read there", "position": position})
+        if position in silent:
+            left[-1]["others"] = more[silent[position]]
+    return Filled(text, added, left, labels, taken_out)
+
+
+def _about(
+    reading: Reading, tokens: Sequence[CompletedToken], first: int, end: int, places: Places | None,
+    others: Mapping[int, list[dict[str, Any]]],
+) -> dict[str, Any]:  # fmt: skip
+    """Of units first .. end - 1: confidence, start and end; if they are all there are, what else may stand there."""
+    mine = [tokens[number] for unit in reading.units[first:end] for number in unit.tokens]
+    about: dict[str, Any] = {"confidence": round(min(token.confidence for token in mine), 4)}
+    if reading.gap in others and end - first == len(reading.units):
+        about["others"] = others[reading.gap]
+    if places is not None:
+        about |= {"start": places(mine[0].start), "end": places(mine[-1].end)}
+    return about
+
+
+def _runs(kept: Sequence[bool]) -> list[tuple[int, int]]:
+    """Where neighbours are left out, from the first to the last + 1.
+
+    >>> _runs([False, True, False, False])
+    [(0, 1), (2, 4)]
+    """
+    ends = [*(number for number, keep in enumerate(kept) if keep), len(kept)]
+    return [(first + 1, end) for first, end in zip([-1, *ends], ends, strict=False) if end > first + 1]
+
+
+MOST_OTHERS = 3
+"""next best guesses for a gap"""
+
+
+def next_best(
+    known: Known, found: Completion, log_probs: Tensor, *, merge_repeats: bool, count: int = MOST_OTHERS
+) -> dict[int, list[dict[str, Any]]]:
+    """What else may stand in a gap, all else being as it was found, from the transcripts that the search had left in its beam.
+
+    For each gap that is marked, or in which something was found: text and confidence, that of the least sure token. At most
+    `count`, the surest first.
+    """
+    winner = _parts([token.token for token in found.tokens], [token.known for token in found.tokens])
+    asked = [gap for gap in range(len(known.open)) if gap in known.marks or (known.open[gap] and winner[gap])]
+    seen = {gap: {winner[gap], ()} for gap in asked}
+    best: dict[int, list[dict[str, Any]]] = {gap: [] for gap in asked}
+    judge: Judge | None = None
+    for transcript in found.beam:
+        parts = _parts(transcript, embedded(transcript, known.labels, known.open))
+        for gap in asked:
+            if parts[gap] in seen[gap] or len(best[gap]) == count:
+                continue
+            seen[gap].add(parts[gap])
+            judge = judge or Judge(log_probs, merge_repeats=merge_repeats)
+            guess = _guess(known, [*winner[:gap], parts[gap], *winner[gap + 1 :]], gap, judge)
+            if guess is not None and guess["text"] not in (one["text"] for one in best[gap]):
+                best[gap].append(guess)
+    return {gap: sorted(guesses, key=lambda one: -one["confidence"]) for gap, guesses in best.items() if guesses}
+
+
+def _guess(known: Known, parts: Sequence[tuple[int, ...]], gap: int, judge: Judge) -> dict[str, Any] | None:
+    """What the tokens in a gap read there, if they can be written there; `parts` are the tokens of all gaps."""
+    tokens, is_label = list[int](), list[bool]()
+    for number, part in enumerate(parts):
+        tokens += [*part, *known.labels[number : number + 1]]
+        is_label += [False] * len(part) + [True] * (number < len(known.labels))
+    reading = next((one for one in known.readings(tokens, is_label) if one.gap == gap), None)
+    if reading is None or reading.problem is not None:
+        return None
+    mine = {number for unit in reading.units for number in unit.tokens}
+    confidence = judge(tokens, [number in mine for number in range(len(tokens))]).confidence
+    least = round(min(confidence[number] for number in mine), 4)
+    return {"text": known.joined([unit.text for unit in reading.units]), "confidence": least} if least else None
+
+
+def _parts(tokens: Sequence[int], known: Sequence[bool]) -> list[tuple[int, ...]]:
+    """The tokens in each gap of a transcript."""
+    parts: list[list[int]] = [[]]
+    for token, is_label in zip(tokens, known, strict=True):
+        if is_label:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return list(map(tuple, parts))
+
+
+def listed(row: Row, known: Known, filled: Filled) -> list[dict[str, Any]]:
+    """The lines of ``STEM.left.jsonl`` about a row that has a gap."""
+    left = [{"id": row.id, **one} for one in filled.left]
+    if known.empty:
+        left.append({"id": row.id, "reason": "it is nothing but a gap: all of its text is the run's"})
+    return left
+
+
+def no_gap(row: Row) -> list[dict[str, Any]]:
+    """The same about a row that has none."""
+    return [{"id": row.id, "reason": "it has no gap"}]
 
 
 def unchanged(row: Row) -> Row:
@@ -91,6 +203,16 @@ def _with_gap(text: str) -> str:
 def gaps_in(text: str) -> int:
     """How many gaps a text marks."""
     return len(split_gaps(text)) - 1
+
+
+def marks_of(text: str) -> list[int]:
+    r"""Where the marks of a text stand, where a mark and an escaped star count as one character each.
+
+    >>> marks_of(r"2 \* 3 * 4*")
+    [6, 9]
+    """
+    ends = accumulate(len(segment) + 1 for segment in split_gaps(text)[:-1])
+    return [end - 1 for end in ends]
 
 
 def check_reads(run: runs.Run, force: bool) -> None:

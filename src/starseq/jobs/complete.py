@@ -16,7 +16,7 @@ from starseq.data.manifest import Progress, Row, manifest_writer
 from starseq.decode.complete import check_search
 from starseq.decode.complete import complete as complete_one
 from starseq.decode.ngram_automaton import NGramAutomaton
-from starseq.jobs._fill import check_reads, fill, gaps_in, mended, unchanged
+from starseq.jobs._fill import check_reads, fill, gaps_in, listed, mended, next_best, no_gap, unchanged
 from starseq.jobs._stream import places_of, state_of, stream
 from starseq.jobs.decode import BeamReader
 from starseq.jobs.evaluate import device_of
@@ -91,21 +91,19 @@ def complete(
     def work(emission: runs.Emission) -> dict[str, Any]:
         known = known_text(run.tokeniser, emission.row.text, marked=emission.row.marked)
         if known.complete:
-            return _kept(emission.row, "it has no gap")
+            return _kept(emission.row, no_gap(emission.row))
         try:
-            (found,) = complete_one(emission.log_probs, known.labels, known.open, lm=model, normalized=False, **search)
+            (found,) = complete_one(
+                emission.log_probs, known.labels, known.open, lm=model, normalized=False, keep_beam=True, **search
+            )
         except ValueError as error:
             raise mended(run, error) from None
+        others = next_best(known, found, emission.log_probs, merge_repeats=run.merges_repeats)
         places = places_of(run, emission.row)
-        filled = fill(known, found.tokens, threshold=threshold, whole=True, places=places)
-        left = [{"id": emission.id, **one} for one in filled.left]
-        silent = gaps_in(filled.text) - len(filled.left)
-        if silent:
-            left.append({"id": emission.id, "reason": f"nothing was read in {silent} of its gaps"})
-        if known.empty:
-            left.append({"id": emission.id, "reason": "it is nothing but a gap: all of its text is the run's"})
+        filled = fill(known, found.tokens, threshold=threshold, whole=True, places=places, others=others)
+        left = listed(emission.row, known, filled)
         if filled.text == emission.row.text:
-            return {**_kept(emission.row), "left": left}
+            return _kept(emission.row, left)
         row = emission.row.replace(
             text=filled.text, gaps="marked", text_partial=emission.row.text, unit=places.unit, added=filled.added
         )
@@ -134,10 +132,9 @@ def complete(
     )  # fmt: skip
 
 
-def _kept(row: Row, reason: str | None = None, *, untouched: bool = True) -> dict[str, Any]:
+def _kept(row: Row, left: list[dict[str, Any]] | None = None, *, untouched: bool = True) -> dict[str, Any]:
     """The record of a row that comes out as it was."""
-    left = [] if reason is None else [{"id": row.id, "reason": reason}]
-    return _record(unchanged(row), left, untouched=untouched, unmarked=not row.marked)
+    return _record(unchanged(row), left or [], untouched=untouched, unmarked=not row.marked)
 
 
 def _record(row: Row, left: list[dict[str, Any]], **counts: int) -> dict[str, Any]:
