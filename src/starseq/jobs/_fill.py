@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -19,7 +22,8 @@ from starseq.text.gaps import split_gaps
 from starseq.text.known import Known, Reading
 
 __all__ = [
-    "Filled", "check_reads", "fill", "gaps_in", "listed", "marks_of", "mended", "next_best", "no_gap", "unchanged",
+    "Filled", "check_reads", "fill", "gaps_in", "lines_of", "listed", "marks_of", "mended", "next_best", "no_gap", "unchanged",
+    "with_left",
 ]  # fmt: skip
 
 MOST_ERRORS = 50.0
@@ -129,40 +133,54 @@ def next_best(
 ) -> dict[int, list[dict[str, Any]]]:
     """What else may stand in a gap, all else being as it was found, from the transcripts that the search had left in its beam.
 
-    For each gap that is marked, or in which something was found: text and confidence, that of the least sure token. At most
-    `count`, the surest first.
+    For each gap that is marked, or in which something was found: text and confidence, its share of P(y|x) among what was found
+    there, which may be nothing, and these. At most `count`, the surest first.
     """
     winner = _parts([token.token for token in found.tokens], [token.known for token in found.tokens])
     asked = [gap for gap in range(len(known.open)) if gap in known.marks or (known.open[gap] and winner[gap])]
+    texts: dict[int, dict[str, list[tuple[int, ...]]]] = {gap: {} for gap in asked}
     seen = {gap: {winner[gap], ()} for gap in asked}
-    best: dict[int, list[dict[str, Any]]] = {gap: [] for gap in asked}
-    judge: Judge | None = None
     for transcript in found.beam:
         parts = _parts(transcript, embedded(transcript, known.labels, known.open))
         for gap in asked:
-            if parts[gap] in seen[gap] or len(best[gap]) == count:
+            if parts[gap] in seen[gap] or len(texts[gap]) == count:
                 continue
             seen[gap].add(parts[gap])
-            judge = judge or Judge(log_probs, merge_repeats=merge_repeats)
-            guess = _guess(known, [*winner[:gap], parts[gap], *winner[gap + 1 :]], gap, judge)
-            if guess is not None and guess["text"] not in (one["text"] for one in best[gap]):
-                best[gap].append(guess)
-    return {gap: sorted(guesses, key=lambda one: -one["confidence"]) for gap, guesses in best.items() if guesses}
+            there = [*winner[:gap], parts[gap], *winner[gap + 1 :]]
+            text = _written(known, there, gap)
+            if text is not None and text != _written(known, winner, gap):
+                texts[gap].setdefault(text, there)
+    if not any(texts.values()):
+        return {}
+    judge = Judge(log_probs, merge_repeats=merge_repeats)
+    best = {}
+    for gap, guesses in texts.items():
+        weights = [math.exp(_log_p(judge, known, parts) - found.am) for parts in guesses.values()]
+        shares = [round(weight / (1 + math.fsum(weights)), 4) for weight in weights]
+        others = [{"text": text, "confidence": share} for text, share in zip(guesses, shares, strict=True) if share]
+        if others:
+            best[gap] = sorted(others, key=lambda one: -cast(float, one["confidence"]))
+    return best
 
 
-def _guess(known: Known, parts: Sequence[tuple[int, ...]], gap: int, judge: Judge) -> dict[str, Any] | None:
-    """What the tokens in a gap read there, if they can be written there; `parts` are the tokens of all gaps."""
+def _transcript(known: Known, parts: Sequence[tuple[int, ...]]) -> tuple[list[int], list[bool]]:
+    """The tokens with these in the gaps, and which of them are labels: the inverse of `_parts`."""
     tokens, is_label = list[int](), list[bool]()
     for number, part in enumerate(parts):
         tokens += [*part, *known.labels[number : number + 1]]
         is_label += [False] * len(part) + [True] * (number < len(known.labels))
-    reading = next((one for one in known.readings(tokens, is_label) if one.gap == gap), None)
-    if reading is None or reading.problem is not None:
-        return None
-    mine = {number for unit in reading.units for number in unit.tokens}
-    confidence = judge(tokens, [number in mine for number in range(len(tokens))]).confidence
-    least = round(min(confidence[number] for number in mine), 4)
-    return {"text": known.joined([unit.text for unit in reading.units]), "confidence": least} if least else None
+    return tokens, is_label
+
+
+def _written(known: Known, parts: Sequence[tuple[int, ...]], gap: int) -> str | None:
+    """What the tokens in a gap read there; None if that cannot be written."""
+    reading = next((one for one in known.readings(*_transcript(known, parts)) if one.gap == gap), None)
+    return None if reading is None or reading.problem else known.joined([unit.text for unit in reading.units])
+
+
+def _log_p(judge: Judge, known: Known, parts: Sequence[tuple[int, ...]]) -> float:
+    tokens, _ = _transcript(known, parts)
+    return judge(tokens, [False] * len(tokens)).log_p
 
 
 def _parts(tokens: Sequence[int], known: Sequence[bool]) -> list[tuple[int, ...]]:
@@ -231,3 +249,21 @@ def mended(run: runs.Run, error: ValueError) -> ValueError:
         taller = "" if run.seconds_per_frame is not None else "with a larger data.reader.height or "
         reason += f"; a run {taller}with a smaller model.stride has more frames"
     return ValueError(reason)
+
+
+def lines_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file with one a line, as the verbs write them."""
+    with open(path, "rb") as file:
+        yield from map(json.loads, file)
+
+
+def with_left(rows: Iterable[Row], left: Path) -> Iterator[tuple[Row, list[dict[str, Any]]]]:
+    """Rows, with their lines in the list of what was left, which has them in the same order."""
+    lines = lines_of(left)
+    line = next(lines, None)
+    for row in rows:
+        mine = []
+        while line is not None and line["id"] == row.id:
+            mine.append(line)
+            line = next(lines, None)
+        yield row, mine

@@ -17,7 +17,7 @@ from starseq.data.errors import DataError
 from starseq.data.files import atomic_writer, check_target, hash_of, write_text
 from starseq.data.manifest import ManifestWriter, Progress, Row, manifest_writer, read_manifest, rebaser
 from starseq.decode.workers import work_ahead
-from starseq.jobs._fill import check_reads, mended
+from starseq.jobs._fill import check_reads, lines_of, mended, with_left
 from starseq.jobs._label import KINDS, Kind, Labeller, method_of, scorer_for
 from starseq.jobs._stream import WHOLE, Shard, shard_of, stream
 from starseq.jobs.decode import BeamReader
@@ -237,7 +237,7 @@ def pseudo(
         def write(records: Iterator[dict[str, Any]]) -> None:
             rows = _counted(records, summary.tally)
             if shard is None:
-                _assemble(manifest, chosen, [_Part(os.fspath(target), rows, _lines(failed))], summary)
+                _assemble(manifest, chosen, [_Part(os.fspath(target), rows, lines_of(failed))], summary)
             else:
                 _write_part(rows, summary)
 
@@ -349,23 +349,6 @@ def _read_scores(record: Mapping[str, Any]) -> Scores:
     return Scores(words, characters, record["right"], record["sentences"])
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with open(path, "rb") as file:
-        yield from map(json.loads, file)
-
-
-def _with_left(rows: Iterable[Row], left: Path) -> Iterator[Labelled]:
-    """Rows of a shard, with their lines in its list."""
-    lines = _lines(left)
-    line = next(lines, None)
-    for row in rows:
-        mine = []
-        while line is not None and line["id"] == row.id:
-            mine.append(line)
-            line = next(lines, None)
-        yield row, mine
-
-
 @contextmanager
 def _writers(target: Path) -> Iterator[tuple[ManifestWriter, Callable[[Labelled], None]]]:
     """For the manifest, and for a labelled row: it goes there, and its lines to the list of what was left."""
@@ -427,7 +410,7 @@ def _write_part(rows: Iterable[Labelled], summary: Summary) -> None:
     """A shard's own files; the summary comes last and says that it is whole."""
     _beside(summary.target, "summary.json").unlink(missing_ok=True)
     failed = _beside(summary.target, "failed.jsonl")
-    failures = {failure["id"] for failure in _lines(failed)}
+    failures = {failure["id"] for failure in lines_of(failed)}
     with _writers(summary.target) as (_, write):
         for found in rows:
             write(found)
@@ -463,4 +446,4 @@ def _read_part(target: Path, shard: Shard, summary: Summary) -> _Part:
             f"{rows}: {lines[0]} rows and {lines[1]} failed, where its summary counts {counts}: do it again"
         )
     there = read_manifest(rows, labelled=False) if counts["out"] else ()
-    return _Part(os.fspath(rows), _with_left(there, left), _lines(failed))
+    return _Part(os.fspath(rows), with_left(there, left), lines_of(failed))
