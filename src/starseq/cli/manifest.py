@@ -45,7 +45,7 @@ def manifest_validate(
 
 @manifest_app.command("stats")
 def manifest_stats(path: Annotated[Path, typer.Argument(metavar="MANIFEST")], no_text: NoText = False) -> None:
-    """Count rows, gaps, splits, words, characters, durations and sizes."""
+    """Count rows, gaps, words, characters and sizes."""
     from starseq.jobs import manifest as job
 
     with progress_bar("Counting") as progress:
