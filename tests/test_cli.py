@@ -282,3 +282,11 @@ def test_ctrl_c_is_one_sentence_that_says_what_the_same_command_does(
     assert done.err.startswith("starseq: stopped; the same command ")
     assert says in done.err
     assert done.err.count("\n") == 1
+
+
+def test_ctrl_c_before_the_work_begins_is_one_sentence_too(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("starseq.jobs.report.report", stopped)
+    assert command("report", "run") == (130, "", "starseq: stopped; the same command can be given again\n")

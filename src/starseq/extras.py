@@ -1,6 +1,8 @@
-"""Which extra brings a package that is missing."""
+"""What the command says before it has imported anything: which extra brings a package that is missing, and that it was stopped."""
 
 from __future__ import annotations
+
+STOPPED = "stopped; the same command can be given again"
 
 _EXTRAS = {
     "cli": ("typer", "rich", "matplotlib"),

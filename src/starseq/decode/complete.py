@@ -162,7 +162,8 @@ def complete(
     # The beam may have lost alignments of some; these scores have them all.
     best, *rest = sorted(results, key=lambda result: -result.score)
     if keep_beam:
-        best = best._replace(beam=tuple(tuple(_prefix(node[i], parent, last).tolist()) for i in ranked))
+        parents, lasts = parent.tolist(), last.tolist()  # lists are faster to walk
+        best = best._replace(beam=tuple(tuple(_prefix(node[i], parents, lasts).tolist()) for i in ranked))
     return [best, *rest]
 
 

@@ -131,4 +131,5 @@ mark { border-radius: 3px; padding: 1px 3px; color: inherit; white-space: pre-wr
 mark.in { background: #fff1b8; }
 mark.open { background: #ffe0d1; color: #953800; }
 .gaps { margin: 0; padding: 0 0 0 22px; font-size: 13.5px; color: #424a53; }
+.gaps b { white-space: nowrap; }
 """
