@@ -6,11 +6,10 @@ STOPPED = "stopped; the same command can be given again"
 
 _EXTRAS = {
     "cli": ("typer", "rich", "matplotlib"),
-    "speech": ("lhotse", "soundfile", "urllib3"),
+    "speech": ("soundfile",),
     "images": ("PIL", "sklearn"),
-    "text": ("jiwer",),
-    "train": ("lightning", "tensorboard", "omegaconf", "safetensors"),
-    "decode": ("flashlight",),
+    "train": ("lightning_fabric", "tensorboard", "omegaconf", "yaml", "safetensors", "rapidfuzz"),
+    "decode": ("flashlight", "safetensors", "rapidfuzz"),
     "hf": ("transformers",),
 }
 
