@@ -33,7 +33,7 @@ from starseq.decode.confidence import Judge
 from starseq.decode.greedy import greedy
 from starseq.jobs import _label, _stream
 from starseq.jobs import pseudo as job
-from starseq.jobs._fill import Filled, fill, marks_of
+from starseq.jobs._fill import Filled, fill, places_of_marks
 from starseq.jobs._stream import Shard
 from starseq.jobs.drop import drop
 from starseq.jobs.evaluate import evaluate
@@ -128,7 +128,10 @@ def test_in_is_out_and_failed(run: Path, partial: Path, tmp_path: Path, kind: jo
         assert any(has_gap(row.text) for row in after.values())
     left = [json.loads(line) for line in (tmp_path / "deep" / "out.left.jsonl").read_text().splitlines()]
     assert {(one["id"], one["position"]) for one in left if "position" in one} == {
-        (row.id, position) for row in after.values() if row["split"] == "train" for position in marks_of(row.text)
+        (row.id, position)
+        for row in after.values()
+        if row["split"] == "train"
+        for position in places_of_marks(row.text)
     }
     assert sum("position" in one for one in left) == summary.tally.gaps["left"]
     assert (kind == "confident") == any("guess" in one for one in left)

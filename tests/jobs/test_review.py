@@ -127,7 +127,7 @@ def test_the_round_trip(run: Path, completed: Path, tmp_path: Path) -> None:
         assert all(flat[one["position"] :].startswith("*".join(split_gaps(one["text"]))) for one in row["added"])
         seen = [one["reviewed"] for one in row["added"] if "reviewed" in one]
         assert seen.count("accepted") == sum(one["decision"] == "accept" for one in mine)
-        assert seen.count("corrected") == sum(one["decision"] == "correct" and one["text"] != "" for one in mine)
+        assert seen.count("corrected") == sum(one["decision"] == "correct" for one in mine)
         assert all(("confidence" in one) != (one.get("reviewed") == "corrected") for one in row["added"])
 
 
@@ -169,6 +169,42 @@ def test_known_text_is_kept(tmp_path: Path, known: list[str], gaps: list[tuple[s
     assert row.text == text([new for _, new in gaps])[0]
 
 
+def test_what_is_said_of_a_mark_goes_with_it(tmp_path: Path) -> None:
+    """A filling has the `mark` that it stands for, and `gap_marks` those that are left; what was found empty stays so."""
+    marks = [{"start": number, "end": number + 1} for number in range(5)]
+    added = [
+        {"text": "b", "confidence": 0.9, "mark": marks[0], "position": 1},
+        {"text": "", "reviewed": "corrected", "mark": marks[2], "position": 4},
+        {"text": "d", "confidence": 0.9, "mark": marks[3], "position": 5},
+    ]
+    manifest, out = tmp_path / "out.jsonl", tmp_path / "reviewed.jsonl"
+    row = {
+        "id": "a",
+        "path": "p",
+        "text": "ab*cxd*",
+        "gaps": "marked",
+        "added": added,
+        "gap_marks": [marks[1], marks[4]],
+    }
+    write_manifest(manifest, [row])
+
+    def decided(*decisions: tuple[int, str, str]) -> tuple[str, list[Any], list[Any]]:
+        made = [{"line": 1, "position": at, "decision": decision, "text": text} for at, decision, text in decisions]
+        job.apply_review(manifest, save(tmp_path / "review.json", manifest, made), out)
+        (after,) = read_manifest(out)
+        return after.text, [(one["text"], one["mark"], one["position"]) for one in after["added"]], after["gap_marks"]
+
+    assert decided((1, "open", ""), (2, "correct", "*"), (6, "correct", "")) == (
+        r"a*\*cxd",
+        [("\\*", marks[1], 2), ("", marks[2], 4), ("d", marks[3], 5), ("", marks[4], 6)],
+        [marks[0]],
+    )
+    kept = [("b", marks[0], 1), ("", marks[2], 4), ("d", marks[3], 5)]
+    assert decided((2, "open", "")) == (row["text"], kept, row["gap_marks"])
+    with pytest.raises(DataError, match="no gap at 4"):
+        decided((4, "open", ""))
+
+
 def test_what_is_wrong_is_one_sentence(completed: Path, tmp_path: Path) -> None:
     review, out = tmp_path / "review.json", tmp_path / "reviewed.jsonl"
     row = next(row for row in read_manifest(completed) if "added" in row.fields)
@@ -203,7 +239,7 @@ def test_what_is_wrong_is_one_sentence(completed: Path, tmp_path: Path) -> None:
     save(review, completed, [good])
     with pytest.raises(DataError, match="this is the file that is read"):
         job.apply_review(completed, review, review)
-    for added in (7, [7], [{}], [{"text": "9", "position": 90}], [{"text": "", "position": 0}], {"a": 1}):
+    for added in (7, [7], [{}], [{"text": "9", "position": 90}], {"a": 1}):
         broken = tmp_path / "broken.jsonl"
         write_manifest(broken, [{"id": "a", "path": "p", "text": "12", "added": added}])
         with pytest.raises(DataError, match="row 'a': field 'added' does not say what was filled in where"):

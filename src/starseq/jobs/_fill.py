@@ -22,7 +22,17 @@ from starseq.text.gaps import split_gaps
 from starseq.text.known import Known, Reading
 
 __all__ = [
-    "Filled", "check_reads", "fill", "gaps_in", "lines_of", "listed", "marks_of", "mended", "next_best", "no_gap", "unchanged",
+    "Filled",
+    "check_reads",
+    "fill",
+    "gaps_in",
+    "lines_of",
+    "listed",
+    "mended",
+    "next_best",
+    "no_gap",
+    "places_of_marks",
+    "unchanged",
     "with_left",
 ]  # fmt: skip
 
@@ -62,7 +72,7 @@ def fill(
     gap, of `next_best`.
     """
     added, left, labels, taken_out = list[dict[str, Any]](), list[dict[str, Any]](), list[float](), 0
-    items: dict[int, list[str | None]] = {gap: [None] for gap in known.marks}
+    items: dict[int, list[str | None]] = {gap: [None] for gap in known.marked_gaps}
     records: list[tuple[int, int, dict[str, Any]]] = []
     """the gap, how far behind its beginning, and the record"""
     more = {} if others is None else others
@@ -93,7 +103,7 @@ def fill(
         one["position"] = result.positions[gap] + further
     text = _with_gap(result.text)
     silent = {place: gap for gap, place in result.positions.items() if gap in more}
-    for position in sorted(set(marks_of(text)) - {one["position"] for one in left}):
+    for position in sorted(set(places_of_marks(text)) - {one["position"] for one in left}):
         left.append({"reason": "nothing was read there", "position": position})
         if position in silent:
             left[-1]["others"] = more[silent[position]]
@@ -137,7 +147,7 @@ def next_best(
     there, which may be nothing, and these. At most `count`, the surest first.
     """
     winner = _parts([token.token for token in found.tokens], [token.known for token in found.tokens])
-    asked = [gap for gap in range(len(known.open)) if gap in known.marks or (known.open[gap] and winner[gap])]
+    asked = [gap for gap in range(len(known.open)) if gap in known.marked_gaps or (known.open[gap] and winner[gap])]
     texts: dict[int, dict[str, list[tuple[int, ...]]]] = {gap: {} for gap in asked}
     seen = {gap: {winner[gap], ()} for gap in asked}
     for transcript in found.beam:
@@ -223,10 +233,10 @@ def gaps_in(text: str) -> int:
     return len(split_gaps(text)) - 1
 
 
-def marks_of(text: str) -> list[int]:
+def places_of_marks(text: str) -> list[int]:
     r"""Where the marks of a text stand, where a mark and an escaped star count as one character each.
 
-    >>> marks_of(r"2 \* 3 * 4*")
+    >>> places_of_marks(r"2 \* 3 * 4*")
     [6, 9]
     """
     ends = accumulate(len(segment) + 1 for segment in split_gaps(text)[:-1])

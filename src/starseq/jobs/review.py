@@ -47,6 +47,11 @@ class _Place:
     """of a filling what `added` says, of a mark what the list says that was left"""
     written: bool
 
+    @property
+    def shown(self) -> bool:
+        """Not where a person found that nothing is missing."""
+        return self.end > self.start
+
 
 def _characters(text: str) -> list[str | None]:
     """The characters of a text, None for a mark.
@@ -78,7 +83,7 @@ def _places(row: Row, left: Iterable[Record]) -> list[_Place]:
         for one in added:
             filling = _characters(one["text"])
             start, end = one["position"], one["position"] + len(filling)
-            if not filling or characters[start:end] != filling or start < (places[-1].end if places else 0):
+            if characters[start:end] != filling or start < (places[-1].end if places else 0):
                 raise ValueError
             places.append(_Place(start, end, one, True))
     except (TypeError, ValueError, KeyError, AttributeError):
@@ -92,7 +97,7 @@ def _places(row: Row, left: Iterable[Record]) -> list[_Place]:
         for position, character in enumerate(characters)
         if character is None and position not in filled
     ]
-    return sorted(places, key=lambda place: place.start)
+    return sorted(places, key=lambda place: (place.start, place.end))
 
 
 def _guesses(place: _Place) -> dict[str, Record]:
@@ -146,7 +151,7 @@ def doubtful_rows(
     def candidates() -> Iterator[tuple[float, int, Row, list[_Place], FilledRow]]:
         nonlocal total
         for row, mine in with_left(rows, left) if left.is_file() else ((row, []) for row in rows):
-            places = _places(row, mine)
+            places = [place for place in _places(row, mine) if place.shown]
             if places:
                 shown = _filled_row(row, places)
                 total += 1
@@ -255,7 +260,7 @@ def apply_review(manifest: PathLike, review: PathLike, target: PathLike) -> Revi
         for row, mine in with_left(rows, left) if left.is_file() else ((row, []) for row in rows):
             places = _places(row, mine)
             wanted = decisions.pop(row.line, {})
-            counts["undecided"] += len(places) - len(wanted)
+            counts["undecided"] += sum(place.shown for place in places) - len(wanted)
             if wanted:
                 row = _decided(row, places, wanted, counts, review)
             writer.write(rebase(row))
@@ -296,29 +301,57 @@ def _decided(
     row: Row, places: Sequence[_Place], wanted: Mapping[int, tuple[str, str]], counts: Counter[str], review: PathLike
 ) -> Row:
     """A row with what a person decided."""
-    strange = set(wanted) - {place.start for place in places}
+    strange = set(wanted) - {place.start for place in places if place.shown}
     if strange:
         raise DataError(f"{os.fspath(review)}: row {row.id!r} has no gap at {min(strange)}")
     old, new, added, done = _characters(row.text), list[str | None](), list[Record](), 0
+    marks = _Marks(row)
     for place in places:
         new += old[done : place.start]
         done = place.end
-        decision, text = wanted.get(place.start, ("", ""))
+        was = old[place.start : done]
+        mark = marks.take(place, was.count(None))
+        decision, text = wanted.get(place.start, ("", "")) if place.shown else ("", "")
         counts[decision] += 1
         start = len(new)
         if decision == "open":
             new.append(None)
-        elif decision in ("accept", "correct"):
+            marks.left.append(mark)
+        elif decision:
             guess = _guesses(place).get(text) if decision == "accept" else None
             new += text if guess is None else _characters(guess["text"])
-            if text:
-                added.append(_seen(place, guess, text, start))
+            marks.left += [mark] * new[start:].count(None)
+            added.append({**_seen(place, guess, text, start), **({} if mark is None else {"mark": mark})})
         else:
-            new += old[place.start : place.end]
+            new += was
+            marks.left += marks.taken
             if place.written:
                 added.append({**place.record, "position": start})
     new += old[done:]
-    return row.replace(text=_text(new), gaps="marked", text_partial=row.get("text_partial", row.text), added=added)
+    changes = {"text": _text(new), "gaps": "marked", "text_partial": row.get("text_partial", row.text), "added": added}
+    return row.replace(**changes, **marks.field())
+
+
+class _Marks:
+    """The field `gap_marks`: what a row says of each mark that is in its text; of a filling its record says it, as `mark`."""
+
+    def __init__(self, row: Row) -> None:
+        self._all: Any = row.get("gap_marks")
+        self._next = 0
+        self.taken: list[Any] = []
+        """of the marks in the gap that was taken last"""
+        self.left: list[Any] = []
+        """of the marks in the new text"""
+
+    def take(self, place: _Place, count: int) -> Any:
+        """What is said of the next gap, which has so many marks in it; None where nothing is."""
+        marks = self._all if isinstance(self._all, list) else []
+        self.taken = marks[self._next : self._next + count]
+        self._next += count
+        return place.record.get("mark") if place.written else next(iter(self.taken), None)
+
+    def field(self) -> dict[str, Any]:
+        return {} if self._all is None else {"gap_marks": self.left}
 
 
 def _seen(place: _Place, guess: Record | None, text: str, position: int) -> Record:

@@ -90,7 +90,7 @@ class Known:
     _places: tuple[_Place | None, ...]
 
     @property
-    def marks(self) -> list[int]:
+    def marked_gaps(self) -> list[int]:
         """The gaps that a mark stands in."""
         return [gap for gap, place in enumerate(self._places) if place is not None and place.mark >= 0]
 
