@@ -330,10 +330,10 @@ def by_hand(tmp_path: Path) -> Callable[..., Path]:
 
 def test_nothing_of_a_text_gets_through(by_hand: Callable[..., Path], tmp_path: Path) -> None:
     others = [{"text": EVIL + "2", "confidence": 0.1}]
-    added = [{"text": EVIL, "confidence": 0.5, "position": 1, "others": others}]
-    manifest = by_hand({"id": EVIL, "text": f"{EVIL[0]}{EVIL}*", "added": added})
+    added = [{"text": EVIL, "confidence": 0.5, "position": len(EVIL), "others": others}]
+    manifest = by_hand({"id": EVIL, "text": f"{EVIL}{EVIL}*{EVIL}", "added": added})
     manifest.with_name("out.left.jsonl").write_text(
-        json.dumps({"id": EVIL, "guess": EVIL, "reason": EVIL, "position": 1 + len(EVIL)}) + "\n"
+        json.dumps({"id": EVIL, "guess": EVIL, "reason": EVIL, "position": 2 * len(EVIL)}) + "\n"
     )
     rows, _ = job.doubtful_rows(fake_run(), manifest, 9)
     html = job.sheet(rows, total=9, manifest=EVIL, key="")
