@@ -128,11 +128,7 @@ def complete(
     complete_numba.future(log_probs.numpy(), blank, known, gaps, falls_to, merge_repeats, ahead)
     word_of, lm_start, lm_end, tables = _NO_LM if lm is None else lm.tables()
     if U and (alpha or beta):
-        # What the labels will cost when they come: else prefixes that put them off would look cheap.
-        price = np.full(U, float(beta))
-        if alpha:
-            price += alpha * np.array([complete_numba.lm_score(word_of[[v]], 0, tables) for v in known])
-        ahead += np.append(np.cumsum(price[::-1])[::-1], 0.0)
+        ahead += _price(known, alpha, beta, word_of, tables)
     judge = Judge(log_probs, merge_repeats=merge_repeats, tokens_per_frame=tokens_per_frame, blank=blank)
     node, log_am, log_lm, length, parent, last = complete_numba.search(
         log_probs.numpy(), blank, merge_repeats, known, gaps, falls_to, need, ahead, judge.top, beam,
@@ -162,8 +158,8 @@ def complete(
     # The beam may have lost alignments of some; these scores have them all.
     best, *rest = sorted(results, key=lambda result: -result.score)
     if keep_beam:
-        parents, lasts = parent.tolist(), last.tolist()  # lists are faster to walk
-        best = best._replace(beam=tuple(tuple(_prefix(node[i], parents, lasts).tolist()) for i in ranked))
+        tree = parent.tolist(), last.tolist()  # lists are faster to walk
+        best = best._replace(beam=tuple(tuple(_prefix(node[i], *tree).tolist()) for i in ranked))
     return [best, *rest]
 
 
@@ -258,6 +254,14 @@ def _prefix(node: int, parent: Any, last: Any) -> Any:
         tokens.append(last[node])
         node = parent[node]
     return np.array(tokens[::-1], np.int64)
+
+
+def _price(labels: Any, alpha: float, beta: float, word_of: Any, tables: Any) -> Any:
+    """What the labels after each position will cost when they come, (U+1,): else prefixes that put them off would look cheap."""
+    price = np.full(len(labels), float(beta))
+    if alpha:
+        price += alpha * np.array([complete_numba.lm_score(word_of[[v]], 0, tables) for v in labels])
+    return np.append(np.cumsum(price[::-1])[::-1], 0.0)
 
 
 def _falls_to(labels: Any, is_open: Any) -> Any:
