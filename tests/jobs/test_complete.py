@@ -262,12 +262,14 @@ def test_every_gap_that_is_left_is_listed(run: Path, tmp_path: Path) -> None:
     for threshold in (0.0, 0.2, 1.0):
         counts = call(run, manifest, tmp_path / "out.jsonl", threshold=threshold)
         left = [json.loads(line) for line in (tmp_path / "out.left.jsonl").read_text().splitlines()]
-        silent = [
-            int(re.findall(r"nothing was read in (\d) of its gaps", one["reason"])[0])
-            for one in left
-            if "guess" not in one
-        ]
-        assert counts.left == sum("guess" in one for one in left) + sum(silent)
+        texts = {row.id: split_gaps(row.text) for row in read_manifest(tmp_path / "out.jsonl")}
+        marks = {
+            (id, len("*".join(segments[: n + 1]))) for id, segments in texts.items() for n in range(len(segments) - 1)
+        }
+        places = [(one["id"], one["position"]) for one in left if "position" in one]
+        assert len(places) == counts.left
+        assert set(places) == marks
+        assert all(("guess" in one) != (one["reason"] == "nothing was read there") for one in left if "position" in one)
         assert counts.left + counts.filled == 6
     assert counts.filled == 0
 
