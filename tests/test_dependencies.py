@@ -20,6 +20,8 @@ IMPORTED_AS = {
 }  # fmt: skip
 WITH_TORCH = {"triton", "typing_extensions"}
 """triton where there is one; the other names a type for mypy"""
+UNDECLARED = {"urllib3"}
+"""what lhotse imports without declaring it"""
 
 
 def declared() -> dict[str, set[str]]:
@@ -46,7 +48,7 @@ def imported() -> dict[str, set[str]]:
 def test_what_an_extra_declares_is_imported() -> None:
     for extra, names in declared().items():
         if extra not in ("dev", "all"):
-            assert names <= set(imported()), f"the extra {extra!r} declares what src does not import"
+            assert names <= set(imported()) | UNDECLARED, f"the extra {extra!r} declares what src does not import"
 
 
 def test_what_is_imported_is_declared() -> None:
