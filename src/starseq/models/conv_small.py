@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from starseq.models.padding import FrameConv
+from starseq.models.padding import FrameConv, Strided
 
 
 def build(
@@ -29,7 +29,7 @@ def build(
     return ConvReader(inputs, len(tokens), stride, width, kernel, layers, dropout)
 
 
-class ConvReader(nn.Module):
+class ConvReader(Strided):
     """Pre-norm residual convolutions: x + relu(conv(norm(x))), no norm over time, so nothing looks at the padding."""
 
     def __init__(

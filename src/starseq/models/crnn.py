@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from starseq.models.padding import InstanceNorm, clear, frames_after
+from starseq.models.padding import InstanceNorm, Strided, clear, frames_after
 
 STAGES = 4
 """Each halves the height."""
@@ -38,7 +38,7 @@ def build(
     return CRNN(inputs, len(tokens), stride, channels, hidden, layers, dropout)
 
 
-class CRNN(nn.Module):
+class CRNN(Strided):
     """Line images to logits for each column of `stride` pixels."""
 
     def __init__(

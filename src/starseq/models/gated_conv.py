@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from starseq.models.depthwise import DepthwiseConv
-from starseq.models.padding import InstanceNorm, clear, frames_after, real, standardise
+from starseq.models.padding import InstanceNorm, Strided, clear, frames_after, real, standardise
 
 WIDTHS = {0: 256, 2: 512, 4: 1024, 6: 2048}
 """The channels that leave a block, where they are not those that entered it."""
@@ -41,7 +41,7 @@ def build(
     return GatedConv(len(tokens), stem, width, layers, dropout)
 
 
-class GatedConv(nn.Module):
+class GatedConv(Strided):
     """Line images of any height to logits for each column of 4 pixels."""
 
     stride = 2 ** len(POOLS)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["FrameConv", "InstanceNorm", "clear", "frames_after", "real", "standardise"]
+__all__ = ["FrameConv", "InstanceNorm", "Strided", "clear", "frames_after", "real", "standardise"]
 
 EPS = 1e-5
 """added to a variance"""
@@ -45,6 +45,16 @@ def clear(x: Tensor, lengths: Tensor) -> Tensor:
     """
     mask = real(lengths, x.shape[1]).reshape(*x.shape[:2], *(1,) * (x.dim() - 2))
     return torch.where(mask, x, 0.0)
+
+
+class Strided(nn.Module):
+    """A model that makes one frame of every `stride`, the last of them of what is left."""
+
+    stride: int
+
+    def output_lengths(self, lengths: Tensor) -> Tensor:
+        """The frames that come out where so many go in."""
+        return frames_after(lengths, self.stride)
 
 
 class FrameConv(nn.Module):

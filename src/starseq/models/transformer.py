@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from starseq.models.blocks import FrontEnd, Transformer
 from starseq.models.letter_to_word import LETTERS, output_layer
+from starseq.models.padding import Strided
 
 
 def build(
@@ -43,7 +44,7 @@ def build(
     )
 
 
-class AcousticTransformer(nn.Module):
+class AcousticTransformer(Strided):
     """A front end that takes the stride, a stack that keeps the frames, an output layer."""
 
     def __init__(self, front: FrontEnd, stack: Transformer, output: nn.Module, stride: int) -> None:

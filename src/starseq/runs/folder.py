@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from starseq import models
 from starseq.config import Recipe, load_recipe
-from starseq.data.dataset import AudioReader, FeatureReader, Reader
+from starseq.data.dataset import Reader
 from starseq.data.errors import DataError
 from starseq.data.files import write_bytes, write_text
 from starseq.text.tokeniser import Tokeniser
@@ -23,6 +24,8 @@ RECIPE, TOKENS, MODEL = "recipe.yaml", "tokens.txt", "model.safetensors"
 CHECKPOINT, METRICS, RESULTS, PLOTS = "last.ckpt", "metrics.csv", "results.json", "plots"
 DATA = "data"
 """built-in data that the run made for itself"""
+PRETRAINED = "pretrained"
+"""settings, feature extractor and tokeniser of a model from outside"""
 
 
 @dataclass(frozen=True)
@@ -52,21 +55,15 @@ class Run:
         return self.recipe.merges_repeats
 
     @property
-    def stride(self) -> int:
-        return int(self.model.stride)  # type: ignore[arg-type]
+    def stride(self) -> float:
+        """How many frames of the input a frame of the output covers."""
+        return models.stride_of(self.model)
 
     @property
     def seconds_per_frame(self) -> float | None:
         """How much time a frame of the output covers; None for images."""
-        source = self.reader.source if isinstance(self.reader, FeatureReader) else self.reader
-        if not isinstance(source, AudioReader):
-            return None
-        return self.stride * source.log_mel.shift / source.log_mel.rate
-
-    @property
-    def columns_per_frame(self) -> int | None:
-        """How many pixel columns (of the scaled line) a frame of the output covers; None for audio."""
-        return self.stride if self.seconds_per_frame is None else None
+        seconds = self.reader.seconds
+        return None if seconds is None else self.stride * seconds
 
     @property
     def manifest(self) -> Path:
@@ -109,7 +106,7 @@ def load(folder: str | os.PathLike[str]) -> Run:
         lacks = " and ".join(missing)
         hint = "training has saved no model yet" if missing == [MODEL] else "is it the --out of `starseq train`?"
         raise DataError(f"{folder}: not a run folder that can be used, for it lacks {lacks} ({hint})")
-    recipe = load_recipe(folder / RECIPE)
+    recipe = load_recipe(folder / RECIPE).at(folder / PRETRAINED)
     vocabulary = Vocabulary.load(folder / TOKENS)
     model = recipe.network(vocabulary)
     facts = _load_weights(model, folder / MODEL)

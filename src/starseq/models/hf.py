@@ -1,0 +1,328 @@
+"""A pretrained model of Hugging Face: any with a class for CTC, or the encoder of Whisper. Needs the extra `hf`.
+
+Its outputs are put in the order of our vocabularies, the blank first, so that all that reads them need not know where its own
+blank is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from starseq.models.padding import clear, real
+
+__all__ = ["CTCModel", "WhisperCTC", "build"]
+
+
+def build(
+    inputs: int,
+    tokens: Sequence[str],
+    *,
+    path: str,
+    head: Literal["auto", "new"] = "auto",
+    freeze: tuple[str, ...] | None = None,
+    layer_drop: float = 0.0,
+    checkpointing: bool = False,
+) -> nn.Module:
+    """The model that `path`, a folder or an id, describes. Its weights are drawn; `load_pretrained` brings those of `path`.
+
+    `head`: with ``auto`` the model's own outputs where it has some, with ``new`` one output for each of `tokens`. `freeze`: parts
+    that are not trained, by their names in the model (``feature_extractor``, ``layers.0``); None: the convolutions that read
+    samples, where there are some. `layer_drop` is the probability that a batch goes around a layer in training. With
+    `checkpointing` activations are computed again in the backward pass, which takes less memory and more time.
+    """
+    from transformers import MODEL_FOR_CTC_MAPPING
+
+    from starseq.pretrained import config_of, has_own_head
+
+    config = config_of(path)
+    if not 0 <= layer_drop < 1:
+        raise ValueError(f"layer_drop is a probability below 1; got {layer_drop}")
+    model: CTCModel | WhisperCTC
+    if config.model_type == "whisper":
+        model = WhisperCTC(config, len(tokens))
+    elif type(config) in MODEL_FOR_CTC_MAPPING:
+        model = CTCModel(config, len(tokens), new_head=head == "new" or not has_own_head(path))
+    else:
+        known = sorted(c.model_type for c in MODEL_FOR_CTC_MAPPING)
+        raise ValueError(
+            f"{path} is a model of type {config.model_type}, which is neither whisper nor one of {', '.join(known)}"
+        )
+    _freeze(model, freeze)
+    for layer in _layers(model.network):
+        if layer_drop:
+            layer.register_forward_hook(_Dropped(layer_drop), with_kwargs=True)
+    if checkpointing:
+        model.network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+class CTCModel(nn.Module):
+    """One of the types that transformers has a class for CTC for: (B, T, F) -> (B, T', V)."""
+
+    order: Tensor
+
+    def __init__(self, config: Any, outputs: int, *, new_head: bool) -> None:
+        super().__init__()
+        from transformers import AutoModelForCTC
+
+        for part in (config, getattr(config, "encoder_config", None)):
+            if part is None:
+                continue
+            if new_head and hasattr(part, "vocab_size"):
+                part.vocab_size = outputs
+            if hasattr(part, "layerdrop"):
+                part.layerdrop = 0.0  # ours is for all types, and every parameter keeps a gradient
+        if new_head:
+            config.pad_token_id = 0
+        blank = config.pad_token_id
+        self.new_head = new_head
+        self.network: Any = AutoModelForCTC.from_config(config)
+        self.config = self.network.config
+        self.register_buffer(
+            "order", torch.tensor([blank, *(i for i in range(config.vocab_size) if i != blank)]), persistent=False
+        )
+        self._prepare()
+
+    def _prepare(self) -> None:
+        for name, parameter in self.network.named_parameters():
+            if name.endswith("masked_spec_embed"):  # not seen by every batch, and processes wait for its gradient
+                parameter.requires_grad_(False)
+        self.samples = self.network.main_input_name == "input_values"
+        self._norms = _norms_over_time(self.network)
+        self.least = next(n for n in _growing() if int(self.output_lengths(torch.tensor([n]))[0]) > 0)
+
+    @property
+    def pretrained(self) -> frozenset[str]:
+        """The parameters that `load_pretrained` brings."""
+        head = ("network.lm_head.", "network.ctc_head.")
+        names = (name for name, _ in self.named_parameters())
+        return frozenset(name for name in names if not (self.new_head and name.startswith(head)))
+
+    def load_pretrained(self, path: str) -> None:
+        """Puts the weights of `path` in place of those that were drawn."""
+        source = _weights_of(path, type(self.network), self.config, ".layers.", ignore_mismatched_sizes=self.new_head)
+        weights = source.state_dict()
+        names = {name for name in weights if not (self.new_head and name.startswith(("lm_head.", "ctc_head.")))}
+        with torch.no_grad():
+            for name, tensor in self.network.state_dict().items():
+                if name in names:
+                    tensor.copy_(weights[name])
+
+    def output_lengths(self, lengths: Tensor) -> Tensor:
+        """The frames that come out where so many go in."""
+        encoder = getattr(self.network, "encoder", None)
+        for part in (self.network, encoder):
+            for name in ("_get_feat_extract_output_lengths", "_get_subsampling_output_length"):
+                if hasattr(part, name):
+                    return cast(Tensor, getattr(part, name)(lengths)).clamp(min=0).to(lengths.dtype)
+        return lengths
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """x (B, T, F), lengths (B,) -> logits (B, T', V), lengths' (B,)."""
+        x = F.pad(clear(x, lengths), (0, 0, 0, max(0, self.least - x.shape[1])))
+        mask = real(lengths.clamp(min=self.least), x.shape[1])
+        frames = self.output_lengths(lengths)
+        for norm in self._norms:
+            norm.lengths = lengths
+        with _masks_of(self, int(frames.max())):
+            name = self.network.main_input_name
+            logits = self.network(**{name: x.squeeze(2) if self.samples else x}, attention_mask=mask.long()).logits
+        return logits.index_select(2, self.order), frames.clamp(max=logits.shape[1])
+
+
+class WhisperCTC(nn.Module):
+    """The encoder of Whisper and a new output layer, without the padding to 30 seconds: (B, T, F) -> (B, T', V).
+
+    Audio that is longer than the model has positions is read in overlapping pieces; each frame is taken from the piece in whose
+    middle it stands.
+    """
+
+    def __init__(self, config: Any, outputs: int) -> None:
+        super().__init__()
+        from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+        config._attn_implementation = "sdpa"
+        self.config = config
+        self.network: Any = WhisperEncoder(config)
+        self.head = nn.Linear(config.d_model, outputs)
+
+    @property
+    def pretrained(self) -> frozenset[str]:
+        """The parameters that `load_pretrained` brings."""
+        return frozenset(name for name, _ in self.named_parameters() if name.startswith("network."))
+
+    def load_pretrained(self, path: str) -> None:
+        """Puts the encoder's weights of `path` in place of those that were drawn."""
+        from transformers import WhisperModel
+
+        source = _weights_of(path, WhisperModel, self.config, "encoder.")
+        self.network.load_state_dict(source.encoder.state_dict())
+
+    def output_lengths(self, lengths: Tensor) -> Tensor:
+        """The frames that come out where so many go in: half of them."""
+        return torch.div(lengths + 1, 2, rounding_mode="floor")
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """x (B, T, F), lengths (B,) -> logits (B, T', V), lengths' (B,)."""
+        net, frames = self.network, self.output_lengths(lengths)
+        x = F.pad(x, (0, 0, 0, max(0, 1 - x.shape[1])))
+        y = F.gelu(net.conv1(clear(x, lengths).transpose(1, 2))).transpose(1, 2)
+        y = F.gelu(net.conv2(clear(y, lengths).transpose(1, 2))).transpose(1, 2)
+        size = net.embed_positions.weight.shape[0]
+        y = self._layers(y, frames) if y.shape[1] <= size else self._in_pieces(y, frames, size)
+        return self.head(y), frames
+
+    def _layers(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """x (B, T, width), T at most the positions."""
+        net = self.network
+        x = x + net.embed_positions.weight[: x.shape[1]]
+        x = F.dropout(x, p=net.dropout, training=self.training)
+        mask = real(lengths.clamp(min=1), x.shape[1])[:, None, None]
+        for layer in net.layers:
+            x = layer(x, mask)
+        return cast(Tensor, net.layer_norm(x))
+
+    def _in_pieces(self, x: Tensor, lengths: Tensor, size: int) -> Tensor:
+        """x (B, T, width) in pieces of `size` frames that overlap by half; an utterance's own length decides which it has."""
+        B, T, width = x.shape
+        hop = max(1, size // 2)
+        count = -(-(T - size) // hop) + 1
+        padded = F.pad(x, (0, 0, 0, (count - 1) * hop + size - T))
+        pieces = padded.unfold(1, size, hop).transpose(2, 3).reshape(B * count, size, width)
+        starts = hop * torch.arange(count, device=x.device)
+        read = self._layers(pieces, (lengths[:, None] - starts).clamp(0, size).flatten())
+        last = torch.div((lengths - size).clamp(min=0) + hop - 1, hop, rounding_mode="floor")
+        frame = torch.arange(T, device=x.device)
+        piece = torch.div((frame - size // 4).clamp(min=0), hop, rounding_mode="floor").minimum(last[:, None])
+        at = (frame - piece * hop).clamp(max=size - 1)  # beyond an utterance's end: anything
+        index = (torch.arange(B, device=x.device)[:, None] * count + piece) * size + at
+        return read.reshape(-1, width)[index]
+
+
+def _weights_of(path: str, kind: Any, config: Any, needed: str, **options: Any) -> Any:
+    """A model of class `kind` with the weights at `path`, float32. Where some that are `needed` are not there: ValueError."""
+    from starseq.pretrained import SAFE, opened
+
+    options = {**SAFE, **options, "config": config, "dtype": torch.float32, "use_safetensors": True}
+    model, found = opened(path, "weights", lambda: kind.from_pretrained(path, output_loading_info=True, **options))
+    lacking = sorted(str(name) for name in found["missing_keys"] if needed in str(name))
+    if lacking:
+        raise ValueError(
+            f"{path}: its weights are of another model, for {len(lacking)} are not there, {lacking[0]} among them"
+        )
+    return model
+
+
+def _freeze(model: CTCModel | WhisperCTC, parts: tuple[str, ...] | None) -> None:
+    if parts is None:
+        parts = (
+            ("feature_extractor",) if any("feature_extractor." in name for name, _ in model.named_parameters()) else ()
+        )
+    for part in parts:
+        found = [p for name, p in model.named_parameters() if f".{part}." in f".{name}."]
+        if not found:
+            there = {".".join(name.split(".")[:3]) for name, _ in model.named_parameters()}
+            raise ValueError(f"freeze: the model has no part {part!r}; it has {', '.join(sorted(there))}")
+        for parameter in found:
+            parameter.requires_grad_(False)
+
+
+def _layers(network: nn.Module) -> list[nn.Module]:
+    """The layers of the encoder: of its lists of modules the one with the most parameters."""
+    lists: list[nn.Module] = [m for m in network.modules() if isinstance(m, nn.ModuleList) and len(m)]
+    return list(max(lists, key=lambda m: sum(p.numel() for p in m.parameters())).children())
+
+
+class _Dropped:
+    """A layer's output or, with probability `p` in training, its input. Every parameter keeps a gradient, if 0."""
+
+    def __init__(self, p: float) -> None:
+        self.p = p
+
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if not layer.training:
+            return output
+        x = args[0] if args else kwargs["hidden_states"]
+        y = output[0] if isinstance(output, tuple) else output
+        y = x + (y - x) * (torch.rand((), device=x.device) >= self.p)
+        return (y, *output[1:]) if isinstance(output, tuple) else y
+
+
+def _growing() -> Iterator[int]:
+    n = 1
+    while n < 1 << 24:
+        yield n
+        n = max(n + 1, math.ceil(n * 1.02))
+    raise ValueError("the model makes no frame of any input")
+
+
+# --- convolutions over samples, normalised over time ----------------------------------------------------------------------
+
+
+def _norms_over_time(network: nn.Module) -> list[_NormOverTime]:
+    """The norms of the network that look at all frames, made to look at those of each utterance."""
+    found: list[_NormOverTime] = []
+    for module in network.modules():
+        norm, conv = getattr(module, "layer_norm", None), getattr(module, "conv", None)
+        if type(norm) is nn.GroupNorm and isinstance(conv, nn.Conv1d) and norm.num_groups == norm.num_channels:
+            norm.__class__ = _NormOverTime
+            found.append(cast(_NormOverTime, cast(Any, norm)))
+            found[-1].kernel, found[-1].stride = conv.kernel_size[0], conv.stride[0]
+    return found
+
+
+class _NormOverTime(nn.GroupNorm):
+    """(B, C, T): each channel to mean 0 and variance 1 over the utterance's own frames. `lengths`: the samples of each.
+
+    These models were trained one utterance at a time or with zeros behind it; without this, what a batch's longest utterance is
+    would change what is read of the others.
+    """
+
+    lengths: Tensor | None = None
+    kernel: int = 1
+    stride: int = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.lengths is None:
+            return super().forward(x)
+        frames = torch.div(self.lengths - self.kernel, self.stride, rounding_mode="floor") + 1
+        mask = real(frames.clamp(min=1, max=x.shape[2]), x.shape[2])[:, None]
+        wide = x.float()
+        count = mask.sum(2, keepdim=True)
+        mean = (wide * mask).sum(2, keepdim=True) / count
+        centred = (wide - mean) * mask
+        scale = (centred.square().sum(2, keepdim=True) / count + self.eps).rsqrt()
+        return (centred * scale * self.weight[:, None] + self.bias[:, None]).to(x.dtype)
+
+
+# --- masks that transformers draws ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _masks_of(model: CTCModel, frames: int) -> Iterator[None]:
+    """transformers masks frames in training by numbers of numpy: here they follow from torch's, as dropout does.
+
+    It has no masks for batches that are shorter than one of them.
+    """
+    if not model.training:
+        yield
+        return
+    config, before = model.config, np.random.get_state()  # noqa: NPY002
+    wanted = getattr(config, "apply_spec_augment", False)
+    if wanted and frames <= config.mask_time_length:
+        config.apply_spec_augment = False
+    np.random.seed(int(torch.randint(1 << 31, ())))  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(before)  # noqa: NPY002
+        if wanted:
+            config.apply_spec_augment = True

@@ -1,0 +1,130 @@
+"""Models of Hugging Face, by folder or id: their settings, feature extractor and tokeniser.
+
+Needs the extra `hf`. An id is fetched, kept and reported on by transformers itself. Code that comes with a model is not run, and
+weights are read from safetensors alone. What cannot be used is a `ValueError` of one sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["SAFE", "config_of", "copy_settings", "extractor_of", "opened", "token_names", "tokeniser_of"]
+
+SAFE: dict[str, Any] = {"trust_remote_code": False}
+"""what every `from_pretrained` is called with"""
+CONFIG = "config.json"
+_TOKENISER_FILES = ("tokenizer_config.json", "vocab.json", "tokenizer.json", "tokenizer.model")
+
+
+def opened(path: str, what: str, open_it: Callable[[], Any]) -> Any:
+    """What `open_it` returns; what goes wrong in it is one sentence about `what` of the model at `path`."""
+    from transformers import logging
+
+    if not os.path.isdir(path) and (path.count("/") > 1 or path.startswith((".", "~", "/"))):
+        raise ValueError(f"{path}: no such folder")
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        return open_it()
+    except ValueError as error:
+        raise _unusable(path, what, error) from None
+    except (OSError, KeyError, ImportError, AttributeError, RuntimeError, TypeError) as error:
+        raise _unusable(path, what, error) from None
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _unusable(path: str, what: str, error: Exception) -> ValueError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].strip()
+    if os.path.isdir(path):
+        return ValueError(f"{path}: its {what} cannot be used ({reason})")
+    if "connect" in reason or "offline" in reason.lower() or "LocalEntryNotFound" in type(error).__name__:
+        return ValueError(
+            f"{path}: no folder of that name is here, and Hugging Face cannot be reached to fetch its {what}"
+        )
+    return ValueError(f"{path}: no folder of that name is here, and Hugging Face gives no {what} for it ({reason})")
+
+
+def config_of(path: str) -> Any:
+    """The model's settings."""
+    from transformers import AutoConfig
+
+    if os.path.isdir(path) and not os.path.isfile(os.path.join(path, CONFIG)):
+        raise ValueError(f"{path}: no model of Hugging Face, for it has no {CONFIG}")
+    return opened(path, "settings", lambda: AutoConfig.from_pretrained(path, **SAFE))
+
+
+def extractor_of(path: str) -> Any:
+    """The model's feature extractor."""
+    from transformers import AutoFeatureExtractor
+
+    return opened(path, "feature extractor", lambda: AutoFeatureExtractor.from_pretrained(path, **SAFE))
+
+
+def tokeniser_of(path: str) -> Any:
+    """The model's tokeniser; None where a folder has none."""
+    from transformers import AutoTokenizer
+
+    if os.path.isdir(path) and not any(os.path.isfile(os.path.join(path, name)) for name in _TOKENISER_FILES):
+        return None
+    return opened(path, "tokeniser", lambda: AutoTokenizer.from_pretrained(path, **SAFE))
+
+
+def has_own_head(path: str) -> bool:
+    """Whether the model at `path` was made for CTC, and says what its tokens are."""
+    architectures = getattr(config_of(path), "architectures", None) or [""]
+    return str(architectures[0]).endswith("ForCTC") and tokeniser_of(path) is not None
+
+
+def copy_settings(path: str, folder: Path) -> None:
+    """Writes settings, feature extractor and tokeniser to `folder`: all that the model needs besides its weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config, tokeniser = config_of(path), tokeniser_of(path)
+    extractor_of(path).save_pretrained(folder)
+    if tokeniser is not None:
+        tokeniser.save_pretrained(folder)
+    config.save_pretrained(folder)
+
+
+def token_names(path: str) -> list[str]:
+    """The model's own tokens in the order of its outputs but for the blank, which comes first and is left out here.
+
+    Its word delimiter becomes the space. Pieces of words become words and their continuations (``##``). A token without a name of
+    its own gets one that no text has.
+    """
+    config, tokeniser = config_of(path), tokeniser_of(path)
+    names: dict[int, str] = {index: token for token, index in tokeniser.get_vocab().items()}
+    size, blank = int(config.vocab_size), int(config.pad_token_id)
+    lacking = size - len(names)
+    if not 0 <= blank < size or lacking < 0:
+        raise ValueError(f"{path}: {len(names)} tokens and a blank, {blank}, do not fit its {size} outputs")
+    delimiter = getattr(tokeniser, "word_delimiter_token", None)
+    special = set(getattr(tokeniser, "all_special_tokens", ()))
+    pieces = is_of_pieces(tokeniser)
+    found: list[str] = []
+    taken: set[str] = set()
+    for index in range(size):
+        if index == blank:
+            continue
+        name = names.get(index, f"<unused-{index}>")
+        if name == delimiter:
+            name = " "
+        elif pieces and name not in special:
+            name = name.removeprefix("▁") if name.startswith("▁") else f"##{name}"
+        if not name or "\n" in name or name in taken or name in ("<blank>", "<space>"):
+            name = f"<{index}:{json.dumps(name)}>"
+        taken.add(name)
+        found.append(name)
+    return found
+
+
+def is_of_pieces(tokeniser: Any) -> bool:
+    """Whether its tokens are pieces of words, which begin with ``▁`` where a word begins."""
+    return any(token.startswith("▁") and len(token) > 1 for token in tokeniser.get_vocab())
