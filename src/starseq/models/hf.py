@@ -20,6 +20,9 @@ from starseq.models.padding import clear, real
 
 __all__ = ["CTCModel", "WhisperCTC", "build"]
 
+_HEADS = ("lm_head.", "ctc_head.", "encoder.out.")
+"""how the names of output layers begin, by type of model"""
+
 
 def build(
     inputs: int,
@@ -60,7 +63,11 @@ def build(
         if layer_drop:
             layer.register_forward_hook(_Dropped(layer_drop), with_kwargs=True)
     if checkpointing:
-        model.network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        options = {"use_reentrant": False}
+        if hasattr(model.network, "activation_checkpointing_enable"):
+            model.network.activation_checkpointing_enable(options)
+        else:  # transformers before it was renamed
+            model.network.gradient_checkpointing_enable(options)
     return model
 
 
@@ -92,25 +99,33 @@ class CTCModel(nn.Module):
         self._prepare()
 
     def _prepare(self) -> None:
+        # Not used by every batch or at all, and processes wait for gradients.
+        idle = ["masked_spec_embed"]
+        if getattr(self.config, "position_embeddings_type", None) is not None:
+            idle.append("pos_conv_embed")
         for name, parameter in self.network.named_parameters():
-            if name.endswith("masked_spec_embed"):  # not seen by every batch, and processes wait for its gradient
+            if any(part in name for part in idle):
                 parameter.requires_grad_(False)
         self.samples = self.network.main_input_name == "input_values"
         self._norms = _norms_over_time(self.network)
-        self.least = next(n for n in _growing() if int(self.output_lengths(torch.tensor([n]))[0]) > 0)
+        leak = _SEES_PADDING.get(self.config.model_type)
+        convs = ((n, m) for n, m in self.network.named_modules() if isinstance(m, nn.Conv1d))
+        self._cleared = [_Cleared(conv) for name, conv in convs if leak is not None and leak in name]
+        fewest = getattr(self.config, "squeeze_factor", 1)
+        self.least = next(n for n in _growing() if int(self.output_lengths(torch.tensor([n]))[0]) >= fewest)
 
     @property
     def pretrained(self) -> frozenset[str]:
         """The parameters that `load_pretrained` brings."""
-        head = ("network.lm_head.", "network.ctc_head.")
+        head = tuple(f"network.{name}" for name in _HEADS)
         names = (name for name, _ in self.named_parameters())
         return frozenset(name for name in names if not (self.new_head and name.startswith(head)))
 
     def load_pretrained(self, path: str) -> None:
         """Puts the weights of `path` in place of those that were drawn."""
-        source = _weights_of(path, type(self.network), self.config, ".layers.", ignore_mismatched_sizes=self.new_head)
+        source = _weights_of(path, type(self.network), self.config, ".layers.")
         weights = source.state_dict()
-        names = {name for name in weights if not (self.new_head and name.startswith(("lm_head.", "ctc_head.")))}
+        names = {name for name in weights if not (self.new_head and name.startswith(_HEADS))}
         with torch.no_grad():
             for name, tensor in self.network.state_dict().items():
                 if name in names:
@@ -132,6 +147,8 @@ class CTCModel(nn.Module):
         frames = self.output_lengths(lengths)
         for norm in self._norms:
             norm.lengths = lengths
+        for cleared in self._cleared:
+            cleared.lengths = frames
         with _masks_of(self, int(frames.max())):
             name = self.network.main_input_name
             logits = self.network(**{name: x.squeeze(2) if self.samples else x}, attention_mask=mask.long()).logits
@@ -207,17 +224,24 @@ class WhisperCTC(nn.Module):
         return read.reshape(-1, width)[index]
 
 
-def _weights_of(path: str, kind: Any, config: Any, needed: str, **options: Any) -> Any:
-    """A model of class `kind` with the weights at `path`, float32. Where some that are `needed` are not there: ValueError."""
+def _weights_of(path: str, kind: Any, config: Any, needed: str) -> Any:
+    """A model of class `kind` with the weights at `path`, float32. Where some that are `needed` are not there, or some are of
+    another size: ValueError."""
     from starseq.pretrained import SAFE, opened
 
-    options = {**SAFE, **options, "config": config, "dtype": torch.float32, "use_safetensors": True}
+    options = {
+        **SAFE,
+        "config": config,
+        "dtype": torch.float32,
+        "use_safetensors": True,
+        "ignore_mismatched_sizes": True,
+    }
     model, found = opened(path, "weights", lambda: kind.from_pretrained(path, output_loading_info=True, **options))
-    lacking = sorted(str(name) for name in found["missing_keys"] if needed in str(name))
-    if lacking:
-        raise ValueError(
-            f"{path}: its weights are of another model, for {len(lacking)} are not there, {lacking[0]} among them"
-        )
+    lacking = [str(name) for name in found["missing_keys"] if needed in str(name)]
+    resized = [str(name) for name, *_ in found["mismatched_keys"] if not str(name).startswith(_HEADS)]
+    if lacking or resized:
+        name, what = (lacking[0], "not there") if lacking else (resized[0], "of another size")
+        raise ValueError(f"{path}: its weights are of another model than its settings, for {name} is {what}")
     return model
 
 
@@ -262,6 +286,26 @@ def _growing() -> Iterator[int]:
         yield n
         n = max(n + 1, math.ceil(n * 1.02))
     raise ValueError("the model makes no frame of any input")
+
+
+# --- convolutions that would see the padding --------------------------------------------------------------------------------
+
+
+_SEES_PADDING = {"data2vec-audio": "pos_conv_embed.layers.", "wav2vec2-conformer": "conv_module.depthwise_conv"}
+"""by type of model, convolutions over frames that transformers gives the padding to see"""
+
+
+class _Cleared:
+    """Zeros in place of the padding of what a convolution is given, (B, C, T). `lengths`: (B,) frames."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        self.lengths: Tensor | None = None
+        conv.register_forward_pre_hook(self)
+
+    def __call__(self, conv: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self.lengths is None:
+            return args
+        return (args[0] * real(self.lengths.clamp(min=1), args[0].shape[2])[:, None], *args[1:])
 
 
 # --- convolutions over samples, normalised over time ----------------------------------------------------------------------
