@@ -283,7 +283,7 @@ class Recipe:
             if not pretrained.has_own_head(path):
                 return None
             of_pieces = pretrained.is_of_pieces(pretrained.tokeniser_of(path))
-            labels = pretrained.token_names(path)
+            _, labels = pretrained.own_tokens(path)
         except ValueError as error:
             raise DataError(f"model {self.model.name}: {error}") from None
         wanted = ("word", "letters") if of_pieces else ("char",)

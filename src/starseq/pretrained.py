@@ -6,17 +6,18 @@ weights are read from safetensors alone. What cannot be used is a `ValueError` o
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SAFE", "config_of", "copy_settings", "extractor_of", "opened", "token_names", "tokeniser_of"]
+__all__ = ["SAFE", "config_of", "copy_settings", "extractor_of", "opened", "own_tokens", "tokeniser_of"]
 
 SAFE: dict[str, Any] = {"trust_remote_code": False}
 """what every `from_pretrained` is called with"""
 CONFIG = "config.json"
+BEGINS = "▁"
+"""how a piece of a word begins that begins a word; alone, it begins one as well"""
 _TOKENISER_FILES = ("tokenizer_config.json", "vocab.json", "tokenizer.json", "tokenizer.model")
 
 
@@ -93,38 +94,34 @@ def copy_settings(path: str, folder: Path) -> None:
     config.save_pretrained(folder)
 
 
-def token_names(path: str) -> list[str]:
-    """The model's own tokens in the order of its outputs but for the blank, which comes first and is left out here.
+def own_tokens(path: str) -> tuple[list[int], list[str]]:
+    """The model's own labels: the numbers of their outputs, and their names. The blank and special tokens are no labels.
 
-    Its word delimiter becomes the space. Pieces of words become words and their continuations (``##``). A token without a name of
-    its own gets one that no text has.
+    The word delimiter becomes the space. Pieces of words become words and their continuations, ``##ing``.
     """
     config, tokeniser = config_of(path), tokeniser_of(path)
+    size, blank = int(config.vocab_size), config.pad_token_id
     names: dict[int, str] = {index: token for token, index in tokeniser.get_vocab().items()}
-    size, blank = int(config.vocab_size), int(config.pad_token_id)
-    lacking = size - len(names)
-    if not 0 <= blank < size or lacking < 0:
-        raise ValueError(f"{path}: {len(names)} tokens and a blank, {blank}, do not fit its {size} outputs")
+    if blank is None or not 0 <= blank < size:
+        raise ValueError(f"{path}: its settings name no blank, pad_token_id, among its {size} outputs")
     delimiter = getattr(tokeniser, "word_delimiter_token", None)
-    special = set(getattr(tokeniser, "all_special_tokens", ()))
+    special = set(tokeniser.all_special_tokens) - {delimiter}
     pieces = is_of_pieces(tokeniser)
-    found: list[str] = []
-    taken: set[str] = set()
-    for index in range(size):
-        if index == blank:
+    labels: dict[str, int] = {}
+    for index, name in sorted(names.items()):
+        if index == blank or index >= size or name in special:
             continue
-        name = names.get(index, f"<unused-{index}>")
         if name == delimiter:
             name = " "
-        elif pieces and name not in special:
-            name = name.removeprefix("▁") if name.startswith("▁") else f"##{name}"
-        if not name or "\n" in name or name in taken or name in ("<blank>", "<space>"):
-            name = f"<{index}:{json.dumps(name)}>"
-        taken.add(name)
-        found.append(name)
-    return found
+        elif pieces and name != BEGINS:
+            name = name.removeprefix(BEGINS) if name.startswith(BEGINS) else f"##{name}"
+        if name and "\n" not in name and name not in ("<blank>", "<space>"):
+            labels.setdefault(name, index)
+    if not labels:
+        raise ValueError(f"{path}: its tokeniser has no label for the {size} outputs of the model")
+    return list(labels.values()), list(labels)
 
 
 def is_of_pieces(tokeniser: Any) -> bool:
     """Whether its tokens are pieces of words, which begin with ``▁`` where a word begins."""
-    return any(token.startswith("▁") and len(token) > 1 for token in tokeniser.get_vocab())
+    return any(token.startswith(BEGINS) and len(token) > 1 for token in tokeniser.get_vocab())

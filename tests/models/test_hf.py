@@ -22,7 +22,7 @@ from starseq.models.hf import CTCModel, WhisperCTC, build
 STABLE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True}  # how the large models of these families are made
 TYPES = [*((kind, {}) for kind in (*tiny_hf.WITH_SAMPLES, *tiny_hf.WITH_FEATURES, "whisper")), ("wav2vec2", STABLE)]
 WHISPER = Path(__file__).resolve().parents[3] / "shared" / "weights" / "whisper-base.en-encoder"
-TOKENS = ["<blank>", *"abcdefghijk"]
+TOKENS = ["<blank>", " ", *"abcdefg"]
 
 
 def bands(kind: str) -> int:
@@ -32,7 +32,7 @@ def bands(kind: str) -> int:
 def model_of(kind: str, **settings: Any) -> CTCModel | WhisperCTC:
     torch.manual_seed(0)
     config = tiny_hf.config(kind, **settings)
-    return WhisperCTC(config, 12) if kind == "whisper" else CTCModel(config, 12, new_head=False)
+    return WhisperCTC(config, 12) if kind == "whisper" else CTCModel(config, 12, [i for i in range(12) if i != 3])
 
 
 def utterances(kind: str) -> tuple[list[Tensor], Tensor]:
@@ -190,7 +190,7 @@ def test_layers_are_dropped_and_recomputed(tmp_path: Path) -> None:
         load_initial(model, "hf", path)
         torch.manual_seed(4)
         logits, _ = model.train()(x, lengths)
-        (logits[0] * torch.arange(12.0)).sum().backward()
+        (logits[0] * torch.arange(9.0)).sum().backward()
         assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
         return model.network.conv1.weight.grad
 
@@ -220,7 +220,7 @@ def test_what_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
     tiny_hf.config("wav2vec2", hidden_size=32).save_pretrained(folder)
     (folder / "gone").rename(folder / "model.safetensors")
     with pytest.raises(
-        ValueError, match="wav2vec2: its weights are of another model than its settings, for .* is of another size"
+        ValueError, match=r"wav2vec2: its weights are of another model than its settings, for .* is of another size"
     ):
         load_initial(build(1, TOKENS, path=str(folder)), "hf", str(folder))
     tiny_hf.save(tmp_path / "hubert", "hubert")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -109,7 +110,7 @@ def build_loop(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resum
     fabric.barrier()
     manifest = manifest_in(root, data.manifest)
     own = folder / layout.PRETRAINED
-    if recipe.model.name == HF and fabric.global_rank == 0 and not own.is_dir():
+    if recipe.model.name == HF and fabric.global_rank == 0 and not (resume and _saved(folder)):
         with writing(folder, None):
             _copy_settings(recipe, own)
     fabric.barrier()
@@ -195,10 +196,15 @@ def _saved(folder: Path) -> bool:
 
 
 def _copy_settings(recipe: Recipe, to: Path) -> None:
+    """Whole or not at all, in place of those of a run that failed before it saved anything."""
+    made = to.with_name(f".{to.name}")
+    for old in (made, to):
+        shutil.rmtree(old, ignore_errors=True)
     try:
-        pretrained.copy_settings(str(recipe.model.settings["path"]), to)
+        pretrained.copy_settings(str(recipe.model.settings["path"]), made)
     except ValueError as error:
         raise DataError(f"model {recipe.model.name}: {error}") from None
+    made.replace(to)
 
 
 def _vocabulary(recipe: Recipe, manifest: Path, resumed: Path | None) -> Vocabulary:

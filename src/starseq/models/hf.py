@@ -1,7 +1,7 @@
 """A pretrained model of Hugging Face: any with a class for CTC, or the encoder of Whisper. Needs the extra `hf`.
 
-Its outputs are put in the order of our vocabularies, the blank first, so that all that reads them need not know where its own
-blank is.
+Its outputs are put in the order of our vocabularies, the blank first and special tokens left out, so that all that reads them need
+not know where its own blank is.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def build(
     """
     from transformers import MODEL_FOR_CTC_MAPPING
 
-    from starseq.pretrained import config_of, has_own_head
+    from starseq.pretrained import config_of, has_own_head, own_tokens
 
     config = config_of(path)
     if not 0 <= layer_drop < 1:
@@ -52,7 +52,12 @@ def build(
     if config.model_type == "whisper":
         model = WhisperCTC(config, len(tokens))
     elif type(config) in MODEL_FOR_CTC_MAPPING:
-        model = CTCModel(config, len(tokens), new_head=head == "new" or not has_own_head(path))
+        own = own_tokens(path)[0] if head == "auto" and has_own_head(path) else None
+        if own is not None and len(tokens) != len(own) + 1:
+            raise ValueError(
+                f"the model's own labels are {len(own)}, and the vocabulary has {len(tokens) - 1}: model.head=new"
+            )
+        model = CTCModel(config, len(tokens), own)
     else:
         known = sorted(c.model_type for c in MODEL_FOR_CTC_MAPPING)
         raise ValueError(
@@ -76,10 +81,12 @@ class CTCModel(nn.Module):
 
     order: Tensor
 
-    def __init__(self, config: Any, outputs: int, *, new_head: bool) -> None:
+    def __init__(self, config: Any, outputs: int, own: Sequence[int] | None = None) -> None:
+        """`own`: the outputs of the model that are labels, in order; None: it gets new outputs."""
         super().__init__()
         from transformers import AutoModelForCTC
 
+        new_head = own is None
         for part in (config, getattr(config, "encoder_config", None)):
             if part is None:
                 continue
@@ -89,13 +96,11 @@ class CTCModel(nn.Module):
                 part.layerdrop = 0.0  # ours is for all types, and every parameter keeps a gradient
         if new_head:
             config.pad_token_id = 0
-        blank = config.pad_token_id
         self.new_head = new_head
         self.network: Any = AutoModelForCTC.from_config(config)
         self.config = self.network.config
-        self.register_buffer(
-            "order", torch.tensor([blank, *(i for i in range(config.vocab_size) if i != blank)]), persistent=False
-        )
+        order = list(range(outputs)) if own is None else [config.pad_token_id, *own]
+        self.register_buffer("order", torch.tensor(order), persistent=False)
         self._prepare()
 
     def _prepare(self) -> None:

@@ -242,6 +242,8 @@ def training_data(
     if training.unknown and tokeniser.unknown == "drop":
         total = training.labels + training.unknown.total()
         misfits.append(unknown_labels(training.unknown, total, tokeniser.vocabulary))
+        if tokeniser.unit == "char" and 2 * training.unknown.total() > total:
+            raise DataError(f"{manifest}: too little is left to train on; {misfits[-1]}")
     too_long = training.too_long(output_lengths, repeats=repeats)
     if too_long:
         misfits.append(too_long_rows(training, too_long, stride))
