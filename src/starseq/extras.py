@@ -10,6 +10,7 @@ _EXTRAS = {
     "train": ("lightning", "tensorboard", "omegaconf", "safetensors"),
     "decode": ("flashlight",),
     "hf": ("transformers",),
+    "onnx": ("onnx", "onnxruntime"),
 }
 
 

@@ -6,12 +6,13 @@ weights are read from safetensors alone. What cannot be used is a `ValueError` o
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SAFE", "config_of", "copy_settings", "extractor_of", "opened", "own_tokens", "tokeniser_of"]
+__all__ = ["SAFE", "config_of", "copy_settings", "extractor_of", "opened", "own_tokens", "save_labels", "tokeniser_of"]
 
 SAFE: dict[str, Any] = {"trust_remote_code": False}
 """what every `from_pretrained` is called with"""
@@ -92,6 +93,32 @@ def copy_settings(path: str, folder: Path) -> None:
     if tokeniser is not None:
         tokeniser.save_pretrained(folder)
     config.save_pretrained(folder)
+
+
+def save_labels(folder: Path, labels: Sequence[str]) -> None:
+    """Writes a tokeniser of these labels, characters all of them, behind a blank that is token 0; with the feature extractor that
+    lies there it makes a processor."""
+    from transformers import Wav2Vec2CTCTokenizer, Wav2Vec2Processor
+
+    delimiter = next(mark for mark in "|▁␣¦" if mark not in labels)
+    tokens = ["<blank>", *(delimiter if label == " " else label for label in labels)]
+    for name in _TOKENISER_FILES:
+        (folder / name).unlink(missing_ok=True)
+    vocab = folder / "vocab.json"
+    vocab.write_text(
+        json.dumps({token: index for index, token in enumerate(tokens)}, ensure_ascii=False), encoding="utf-8"
+    )
+    tokeniser = Wav2Vec2CTCTokenizer(
+        str(vocab),
+        unk_token="<blank>",
+        pad_token="<blank>",
+        bos_token=None,
+        eos_token=None,
+        word_delimiter_token=delimiter,
+    )
+    Wav2Vec2Processor(feature_extractor=extractor_of(str(folder)), tokenizer=tokeniser).save_pretrained(folder)
+    # Beside the processor, for those who load it alone.
+    extractor_of(str(folder)).save_pretrained(folder)
 
 
 def own_tokens(path: str) -> tuple[list[int], list[str]]:

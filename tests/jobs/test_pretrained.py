@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests import tiny_hf
 from tests.commands import Command
 
 from starseq import runs
@@ -22,7 +23,6 @@ from starseq.jobs.evaluate import evaluate
 from starseq.jobs.train import dry_run, train
 
 pytest.importorskip("transformers")
-from tests import tiny_hf
 
 SHORT = (
     "data.workers=0", "data.budget=3", "text.missing=word", "trainer.max_steps=6",

@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-
-from starseq.loss import stc_loss
-from starseq.models import load, load_initial, stride_of
-
-pytest.importorskip("transformers")
-
 from tests import tiny_hf
 from torch import Tensor
 
+from starseq.loss import stc_loss
+from starseq.models import load, load_initial, stride_of
 from starseq.models.hf import CTCModel, WhisperCTC, build
+
+pytest.importorskip("transformers")
 
 STABLE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True}  # how the large models of these families are made
 TYPES = [*((kind, {}) for kind in (*tiny_hf.WITH_SAMPLES, *tiny_hf.WITH_FEATURES, "whisper")), ("wav2vec2", STABLE)]

@@ -45,7 +45,7 @@ class ConvReader(Strided):
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, T, F), lengths (B,) -> logits (B, T', V), lengths' (B,)."""
-        frames = -(-x.shape[1] // self.stride)
+        frames = (x.shape[1] + self.stride - 1) // self.stride
         x, lengths = self.first(x, lengths)
         x = F.relu(x)
         for norm, conv in zip(self.norms[:-1], self.convs, strict=True):

@@ -60,7 +60,7 @@ class CRNN(Strided):
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, W, H), lengths (B,) -> logits (B, T', V), lengths' (B,)."""
-        frames = -(-x.shape[1] // self.stride)
+        frames = (x.shape[1] + self.stride - 1) // self.stride
         right, below = max(1, frames) * self.stride - x.shape[1], -x.shape[2] % 2**STAGES
         x = F.pad(clear(x, lengths), (0, below, 0, right)).transpose(1, 2)[:, None]  # (B, 1, H, W)
         for stage in self.stages:

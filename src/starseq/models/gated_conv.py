@@ -62,8 +62,8 @@ class GatedConv(Strided):
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, W, H), lengths (B,) -> logits (B, T', V), lengths' (B,)."""
-        frames = -(-x.shape[1] // self.stride)
-        wide = max(1, -(-frames // ALIGN)) * ALIGN
+        frames = (x.shape[1] + self.stride - 1) // self.stride
+        wide = max(1, (frames + ALIGN - 1) // ALIGN) * ALIGN
         right, below = wide * self.stride - x.shape[1], -x.shape[2] % self.stride
         x = F.pad(clear(x, lengths), (0, below, 0, right)).transpose(1, 2)[:, None]  # (B, 1, H, W)
         x = standardise(x, lengths, channels=True)

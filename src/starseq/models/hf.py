@@ -6,9 +6,12 @@ not know where its own blank is.
 
 from __future__ import annotations
 
+import copy
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -22,6 +25,8 @@ __all__ = ["CTCModel", "WhisperCTC", "build"]
 
 _HEADS = ("lm_head.", "ctc_head.", "encoder.out.")
 """how the names of output layers begin, by type of model"""
+_WHISPER = "WhisperForCTC"
+"""the architecture of Whisper's encoder with a head, as exported"""
 
 
 def build(
@@ -50,7 +55,7 @@ def build(
         raise ValueError(f"layer_drop is a probability below 1; got {layer_drop}")
     model: CTCModel | WhisperCTC
     if config.model_type == "whisper":
-        model = WhisperCTC(config, len(tokens))
+        model = WhisperCTC(config, len(tokens), new_head=head == "new" or not has_own_head(path))
     elif type(config) in MODEL_FOR_CTC_MAPPING:
         own = own_tokens(path)[0] if head == "auto" and has_own_head(path) else None
         if own is not None and len(tokens) != len(own) + 1:
@@ -136,6 +141,10 @@ class CTCModel(nn.Module):
                 if name in names:
                     tensor.copy_(weights[name])
 
+    def save(self, folder: Path) -> None:
+        """Writes settings and weights, for `AutoModelForCTC.from_pretrained`."""
+        self.network.save_pretrained(folder)
+
     def output_lengths(self, lengths: Tensor) -> Tensor:
         """The frames that come out where so many go in."""
         encoder = getattr(self.network, "encoder", None)
@@ -167,19 +176,45 @@ class WhisperCTC(nn.Module):
     middle it stands.
     """
 
-    def __init__(self, config: Any, outputs: int) -> None:
+    def __init__(self, config: Any, outputs: int, *, new_head: bool = True) -> None:
         super().__init__()
         from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
         config._attn_implementation = "sdpa"
-        self.config = config
+        self.config, self.new_head = config, new_head
         self.network: Any = WhisperEncoder(config)
         self.head = nn.Linear(config.d_model, outputs)
 
     @property
     def pretrained(self) -> frozenset[str]:
         """The parameters that `load_pretrained` brings."""
-        return frozenset(name for name, _ in self.named_parameters() if name.startswith("network."))
+        own = ("network.",) if self.new_head else ("network.", "head.")
+        return frozenset(name for name, _ in self.named_parameters() if name.startswith(own))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str]) -> WhisperCTC:
+        """What `save` wrote, in eval mode: the class for folders that `starseq export --to hf` makes of Whisper's encoder.
+
+        The tokeniser and the feature extractor beside it are `transformers.AutoProcessor`'s. The extractor is to be called with
+        ``padding="do_not_pad"``; transposed, what it makes is `x`.
+        """
+        from starseq.pretrained import config_of
+
+        config = config_of(os.fspath(folder))
+        model = cls(config, config.vocab_size, new_head=False)
+        model.load_pretrained(os.fspath(folder))
+        return model.eval()
+
+    def save(self, folder: Path) -> None:
+        """Writes settings and weights, for `from_pretrained`."""
+        from safetensors.torch import save
+
+        config = copy.deepcopy(self.config)
+        config.update({"architectures": [_WHISPER], "vocab_size": self.head.out_features, "pad_token_id": 0})
+        config.save_pretrained(folder)
+        encoder = {f"model.encoder.{name}": tensor for name, tensor in self.network.state_dict().items()}
+        head = {f"head.{name}": tensor for name, tensor in self.head.state_dict().items()}
+        (folder / "model.safetensors").write_bytes(save({**encoder, **head}, {"format": "pt"}))
 
     def load_pretrained(self, path: str) -> None:
         """Puts the encoder's weights of `path` in place of those that were drawn."""
@@ -187,6 +222,8 @@ class WhisperCTC(nn.Module):
 
         source = _weights_of(path, WhisperModel, self.config, "encoder.")
         self.network.load_state_dict(source.encoder.state_dict())
+        if not self.new_head:
+            _load_head(self.head, path)
 
     def output_lengths(self, lengths: Tensor) -> Tensor:
         """The frames that come out where so many go in: half of them."""
@@ -248,6 +285,18 @@ def _weights_of(path: str, kind: Any, config: Any, needed: str) -> Any:
         name, what = (lacking[0], "not there") if lacking else (resized[0], "of another size")
         raise ValueError(f"{path}: its weights are of another model than its settings, for {name} is {what}")
     return model
+
+
+def _load_head(head: nn.Linear, path: str) -> None:
+    """The head that `WhisperCTC.save` wrote beside the encoder."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        weights = load_file(os.path.join(path, "model.safetensors"))
+        head.load_state_dict({name: weights[f"head.{name}"] for name in ("weight", "bias")})
+    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
+        raise ValueError(f"{path}: its head cannot be used ({error})") from None
 
 
 def _freeze(model: CTCModel | WhisperCTC, parts: tuple[str, ...] | None) -> None:

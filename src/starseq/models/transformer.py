@@ -53,6 +53,6 @@ class AcousticTransformer(Strided):
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, T, F), lengths (B,) -> logits (B, T', V), lengths' (B,)."""
-        frames = -(-x.shape[1] // self.stride)
+        frames = (x.shape[1] + self.stride - 1) // self.stride
         x, lengths = self.front(x, lengths)
         return self.output(self.stack(x, lengths)[:, :frames]), lengths
