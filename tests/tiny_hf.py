@@ -66,6 +66,16 @@ def extractor(kind: str) -> Any:
     }[kind]()
 
 
+def _pieces() -> Any:
+    """A tokeniser of pieces of words, as Parakeet's; the blank is none of them."""
+    import tokenizers
+    import transformers
+
+    pieces = ["<unk>", "▁a", "▁b", "<s>", "▁cab", "ad", "d", "▁", "fe", "e", "ab", "c"]
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel({p: i for i, p in enumerate(pieces)}, unk_token="<unk>"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>", pad_token="<s>")
+
+
 def save(folder: Path, kind: str, *, letters: Sequence[str] = LETTERS, seed: int = 0, **settings: Any) -> Path:
     """A folder as transformers writes it: settings, weights, extractor and, for a type with a CTC class, letters as tokens."""
     import transformers
@@ -76,7 +86,9 @@ def save(folder: Path, kind: str, *, letters: Sequence[str] = LETTERS, seed: int
     model = transformers.WhisperModel(made) if whisper else transformers.AutoModelForCTC.from_config(made)
     model.save_pretrained(folder)
     extractor(kind).save_pretrained(folder)
-    if not whisper:
+    if kind == "parakeet_ctc":
+        _pieces().save_pretrained(folder)
+    elif not whisper:
         tokens = ["<s>", "</s>", "<unk>", "<pad>", "|", *letters]
         vocab = folder / "vocab.json"
         vocab.write_text(json.dumps({token: i for i, token in enumerate(tokens[: made.vocab_size])}))

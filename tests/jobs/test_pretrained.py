@@ -50,7 +50,7 @@ def recipe(corpus: Path, model: Path, *overrides: str) -> Recipe:
 
 
 @pytest.mark.parametrize("kind", ["wav2vec2", "whisper"])
-def test_a_run_stands_alone_and_goes_on_bit_for_bit(tmp_path: Path, corpus: Path, kind: str) -> None:
+def test_a_run_stands_alone_and_goes_on_bit_for_bit(tmp_path: Path, corpus: Path, kind: str, command: Command) -> None:
     said: list[str] = []
     model = tiny_hf.save(tmp_path / "model", kind)
     straight = recipe(corpus, model)
@@ -66,6 +66,8 @@ def test_a_run_stands_alone_and_goes_on_bit_for_bit(tmp_path: Path, corpus: Path
     assert one.seconds_per_frame == (0.005 if kind == "wav2vec2" else 0.02)
     evaluate(tmp_path / "stopped", splits=["dev"], device="cpu")
     assert set(runs.read_results(tmp_path / "stopped")["evaluate"]["dev"]) == {"greedy"}
+    reported = command("report", tmp_path / "stopped", "--out", tmp_path / "report.html")
+    assert (reported.code, "<svg" in (tmp_path / "report.html").read_text()) == (0, True)
 
 
 def test_new_weights_learn_alone_first(tmp_path: Path, corpus: Path) -> None:
@@ -118,6 +120,27 @@ def test_a_folder_of_hugging_face_is_used_like_a_run(tmp_path: Path, corpus: Pat
     assert heard.code == 0
     with pytest.raises(DataError, match="it was not trained here, so there is no manifest of its own: name one"):
         evaluate(model, device="cpu")
+
+
+def test_pieces_of_words_are_labels(tmp_path: Path, corpus: Path) -> None:
+    model = tiny_hf.save(tmp_path / "model", "parakeet_ctc")
+    tokeniser = runs.load(model).tokeniser
+    assert tokeniser.vocabulary.tokens == (
+        "<blank>", "a", "b", "cab", "##ad", "##d", "▁", "##fe", "##e", "##ab", "##c",
+    )  # fmt: skip
+    encoded = tokeniser.encode("a bad cab fed", marked=True)
+    assert [tokeniser.vocabulary[label] for label in encoded.labels] == ["a", "b", "##ad", "cab", "▁", "##fe", "##d"]
+    assert tokeniser.decode(encoded.labels) == "a bad cab fed"
+    complete(model, corpus / "manifest.jsonl", tmp_path / "completed.jsonl", split="dev", device="cpu")
+    texts = [json.loads(line)["text"] for line in (tmp_path / "completed.jsonl").read_text().splitlines()]
+    assert all(re.search("bad .*cab|a .*fed .*dab", text) for text in texts)
+    pieces = ("text.unit=word", "text.unknown=letters", "text.missing=null", "data.drop.p=0.5")
+    train(recipe(corpus, model, *pieces, "trainer.max_steps=1", "trainer.eval_every=1"), tmp_path / "run")
+    assert runs.load(tmp_path / "run").tokeniser.vocabulary.tokens == tokeniser.vocabulary.tokens
+    with pytest.raises(
+        DataError, match=r"are pieces of words: text.unit=word text.unknown=letters text.missing=null, or model"
+    ):
+        train(recipe(corpus, model), tmp_path / "other")
 
 
 def test_a_model_that_reads_nothing_yet_is_no_run(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from starseq import __version__, criteria, runs
 from starseq.data.dataset import FeatureReader, LineReader
 from starseq.data.drop import Dropper
 from starseq.data.errors import DataError
+from starseq.data.extractor import WaveformReader
+from starseq.data.features import LogMel
 from starseq.data.files import write_text
 from starseq.data.manifest import Row, hash64, read_bytes, read_manifest
 from starseq.decode.align import align
@@ -208,6 +210,15 @@ def _is_ink(run: runs.Run) -> bool:
     return isinstance(source, LineReader)
 
 
+def _shown(run: runs.Run, x: Tensor) -> tuple[Tensor, float]:
+    """What is drawn of a row, (T, F), and how many of its columns a frame of the output covers: bands where the model reads
+    samples."""
+    if not isinstance(run.reader, WaveformReader) or run.reader.bands > 1:
+        return x, run.stride
+    bands = LogMel(run.reader.rate)
+    return bands(x[:, 0]), run.stride / bands.shift
+
+
 @torch.no_grad()
 def _alignments(
     loaded: Sequence[runs.Run], names: Sequence[str], lines: Sequence[_Line], count: int
@@ -233,8 +244,9 @@ def _alignments(
             )
         except ValueError:  # more labels than frames: nothing to show
             continue
-        drawn = picture(line.x, ink=_is_ink(run))
-        svg = alignment_svg(found, drawn, logits[0].log_softmax(1), run.tokeniser.vocabulary.tokens, stride=run.stride)
+        shown, step = _shown(run, line.x)
+        drawn = picture(shown, ink=_is_ink(run))
+        svg = alignment_svg(found, drawn, logits[0].log_softmax(1), run.tokeniser.vocabulary.tokens, stride=step)
         facts = {"known labels": str(len(labels))}
         if criteria.has_star(run.criterion):
             facts["expected to be missing"] = f"{sum(found.missing):.1f}"

@@ -163,7 +163,7 @@ class CTCModel(nn.Module):
             norm.lengths = lengths
         for cleared in self._cleared:
             cleared.lengths = frames
-        with _masks_of(self, int(frames.max())):
+        with _masks_of(self, frames):
             name = self.network.main_input_name
             logits = self.network(**{name: x.squeeze(2) if self.samples else x}, attention_mask=mask.long()).logits
         return logits.index_select(2, self.order), frames.clamp(max=logits.shape[1])
@@ -405,7 +405,7 @@ class _NormOverTime(nn.GroupNorm):
 
 
 @contextmanager
-def _masks_of(model: CTCModel, frames: int) -> Iterator[None]:
+def _masks_of(model: CTCModel, frames: Tensor) -> Iterator[None]:
     """transformers masks frames in training by numbers of numpy: here they follow from torch's, as dropout does.
 
     It has no masks for batches that are shorter than one of them.
@@ -415,7 +415,7 @@ def _masks_of(model: CTCModel, frames: int) -> Iterator[None]:
         return
     config, before = model.config, np.random.get_state()  # noqa: NPY002
     wanted = getattr(config, "apply_spec_augment", False)
-    if wanted and frames <= config.mask_time_length:
+    if wanted and int(frames.max()) <= config.mask_time_length:
         config.apply_spec_augment = False
     np.random.seed(int(torch.randint(1 << 31, ())))  # noqa: NPY002
     try:
