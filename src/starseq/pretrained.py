@@ -33,9 +33,7 @@ def opened(path: str, what: str, open_it: Callable[[], Any]) -> Any:
     logging.disable_progress_bar()
     try:
         return open_it()
-    except ValueError as error:
-        raise _unusable(path, what, error) from None
-    except (OSError, KeyError, ImportError, AttributeError, RuntimeError, TypeError) as error:
+    except Exception as error:  # what a strange folder makes of code that is not ours has no bounds
         raise _unusable(path, what, error) from None
     finally:
         logging.set_verbosity(verbosity)

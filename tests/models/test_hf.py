@@ -15,7 +15,7 @@ from starseq.loss import stc_loss
 from starseq.models import load, load_initial, stride_of
 from starseq.models.hf import CTCModel, WhisperCTC, build
 
-pytest.importorskip("transformers")
+transformers: Any = pytest.importorskip("transformers")
 
 STABLE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True}  # how the large models of these families are made
 TYPES = [*((kind, {}) for kind in (*tiny_hf.WITH_SAMPLES, *tiny_hf.WITH_FEATURES, "whisper")), ("wav2vec2", STABLE)]
@@ -168,13 +168,38 @@ def test_parts_are_frozen_by_name(tmp_path: Path) -> None:
 
 def test_weights_come_and_the_new_head_is_new(tmp_path: Path) -> None:
     path = str(tiny_hf.save(tmp_path, "hubert"))
-    theirs: Any = __import__("transformers").AutoModelForCTC.from_pretrained(path)
+    theirs: Any = transformers.AutoModelForCTC.from_pretrained(path)
     own, new = build(1, TOKENS, path=path), build(1, TOKENS, path=path, head="new")
     names = {head: load_initial(model, "hf", path) for head, model in (("own", own), ("new", new))}
     assert names["own"] - names["new"] == {"network.lm_head.weight", "network.lm_head.bias"}
     for name, tensor in theirs.state_dict().items():
         assert tensor.equal(own.state_dict()[f"network.{name}"])
-        assert tensor.equal(new.state_dict()[f"network.{name}"]) is not name.startswith("lm_head.weight")
+        assert tensor.equal(new.state_dict()[f"network.{name}"]) is not name.startswith("lm_head.")
+
+
+def test_weights_of_a_base_model_and_of_halves(tmp_path: Path) -> None:
+    """Without a head, under other names, in float16: what is trained is float32."""
+    folder = tiny_hf.save(tmp_path / "ctc", "wav2vec2")
+    theirs: Any = transformers.AutoModelForCTC.from_pretrained(folder)
+    theirs.wav2vec2.half().save_pretrained(tmp_path / "base")
+    for name in ("preprocessor_config.json", "vocab.json", "tokenizer_config.json"):
+        (tmp_path / "base" / name).write_bytes((folder / name).read_bytes())
+    model: Any = build(1, TOKENS, path=str(tmp_path / "base"))
+    names = load_initial(model, "hf", str(tmp_path / "base"))
+    assert not any("lm_head" in name for name in names)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    for name, tensor in theirs.wav2vec2.state_dict().items():
+        assert tensor.float().equal(model.state_dict()[f"network.wav2vec2.{name}"])
+
+
+def test_own_labels_without_their_outputs_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tiny_hf.save(tmp_path, "hubert")
+    weights = load_file(folder / "model.safetensors")
+    save_file({n: t for n, t in weights.items() if "lm_head" not in n}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"of another model than its settings, for lm_head\..* is not there"):
+        load_initial(build(1, TOKENS, path=str(folder)), "hf", str(folder))
 
 
 def test_layers_are_dropped_and_recomputed(tmp_path: Path) -> None:
@@ -206,7 +231,7 @@ def test_what_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty: no model of Hugging Face, for it has no config.json$"):
         build(1, TOKENS, path=str(tmp_path / "empty"))
-    __import__("transformers").BertConfig().save_pretrained(tmp_path / "bert")
+    transformers.BertConfig().save_pretrained(tmp_path / "bert")
     with pytest.raises(
         ValueError, match=r"is a model of type bert, which is neither whisper nor one of data2vec-audio, "
     ):

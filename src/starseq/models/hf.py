@@ -102,7 +102,7 @@ class CTCModel(nn.Module):
         if new_head:
             config.pad_token_id = 0
         self.new_head = new_head
-        self.network: Any = AutoModelForCTC.from_config(config)
+        self.network: Any = AutoModelForCTC.from_config(config, dtype=torch.float32)
         self.config = self.network.config
         order = list(range(outputs)) if own is None else [config.pad_token_id, *own]
         self.register_buffer("order", torch.tensor(order), persistent=False)
@@ -133,7 +133,8 @@ class CTCModel(nn.Module):
 
     def load_pretrained(self, path: str) -> None:
         """Puts the weights of `path` in place of those that were drawn."""
-        source = _weights_of(path, type(self.network), self.config, ".layers.")
+        needed = (".layers.",) if self.new_head else (".layers.", *_HEADS[:2])
+        source = _weights_of(path, type(self.network), self.config, needed)
         weights = source.state_dict()
         names = {name for name in weights if not (self.new_head and name.startswith(_HEADS))}
         with torch.no_grad():
@@ -220,7 +221,9 @@ class WhisperCTC(nn.Module):
         """Puts the encoder's weights of `path` in place of those that were drawn."""
         from transformers import WhisperModel
 
-        source = _weights_of(path, WhisperModel, self.config, "encoder.")
+        config = copy.deepcopy(self.config)
+        config.decoder_layers = 1  # which nobody needs
+        source = _weights_of(path, WhisperModel, config, ("encoder.",))
         self.network.load_state_dict(source.encoder.state_dict())
         if not self.new_head:
             _load_head(self.head, path)
@@ -266,9 +269,9 @@ class WhisperCTC(nn.Module):
         return read.reshape(-1, width)[index]
 
 
-def _weights_of(path: str, kind: Any, config: Any, needed: str) -> Any:
-    """A model of class `kind` with the weights at `path`, float32. Where some that are `needed` are not there, or some are of
-    another size: ValueError."""
+def _weights_of(path: str, kind: Any, config: Any, needed: tuple[str, ...]) -> Any:
+    """A model of class `kind` with the weights at `path`, float32. Where some with a `needed` part in their names are not
+    there, or some but for an output layer that is not needed are of another size: ValueError."""
     from starseq.pretrained import SAFE, opened
 
     options = {
@@ -279,8 +282,9 @@ def _weights_of(path: str, kind: Any, config: Any, needed: str) -> Any:
         "ignore_mismatched_sizes": True,
     }
     model, found = opened(path, "weights", lambda: kind.from_pretrained(path, output_loading_info=True, **options))
-    lacking = [str(name) for name in found["missing_keys"] if needed in str(name)]
-    resized = [str(name) for name, *_ in found["mismatched_keys"] if not str(name).startswith(_HEADS)]
+    lacking = [str(name) for name in found["missing_keys"] if any(part in str(name) for part in needed)]
+    spare = tuple(head for head in _HEADS if head not in needed)
+    resized = [str(name) for name, *_ in found["mismatched_keys"] if not str(name).startswith(spare)]
     if lacking or resized:
         name, what = (lacking[0], "not there") if lacking else (resized[0], "of another size")
         raise ValueError(f"{path}: its weights are of another model than its settings, for {name} is {what}")

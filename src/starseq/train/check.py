@@ -149,8 +149,10 @@ def _more_frames(data: ManifestDataset, factor: float, stride: int | None) -> st
         height = 16 * math.ceil(reader.height * factor / 16)
         wider = math.ceil(reader.max_width * height / reader.height)
         return f"data.reader.height={height} data.reader.max_width={wider} leaves room for nearly all"
-    less = int((stride or 1) / factor)
-    if less < 1 or stride is None:
+    if stride is None:
+        return "a model with more frames is needed, or longer labels, text.unit=word"
+    less = int(stride / factor)
+    if less < 1:
         return "do these texts belong to this audio?"
     return f"model.stride={less} leaves room for nearly all"
 

@@ -314,7 +314,7 @@ class Loop:
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
         groups = self.optimizer.param_groups
-        if at.step < optim.head_steps and not all(group["pretrained"] for group in groups):
+        if at.step < self._head_steps():
             for parameter in (p for group in groups if group["pretrained"] for p in group["params"]):
                 parameter.grad = None
         parameters = [p for p in self.network.parameters() if p.grad is not None]
@@ -359,9 +359,15 @@ class Loop:
         optim, factor = self.recipe.optim, self._rate_factor()
         if not pretrained:
             return optim.lr * factor
-        turn = self.at.step - optim.head_steps + 1
-        warm = min(1.0, max(0, turn) / optim.warmup_steps) if optim.head_steps and optim.warmup_steps else 1.0
+        alone = self._head_steps()
+        turn = max(0, self.at.step - alone + 1)
+        warm = min(1.0, turn / optim.warmup_steps) if alone and optim.warmup_steps else 1.0
         return (optim.lr if optim.encoder_lr is None else optim.encoder_lr) * factor * warm
+
+    def _head_steps(self) -> int:
+        """For how many steps the new weights learn alone: none, where none are new."""
+        old = {group["pretrained"] for group in self.optimizer.param_groups}
+        return self.recipe.optim.head_steps if len(old) > 1 else 0
 
     def _rate_factor(self) -> float:
         optim, schedule = self.recipe.optim, self.recipe.optim.schedule
