@@ -57,7 +57,7 @@ def test_what_is_imported_is_declared() -> None:
     for name, files in imported().items():
         assert name in known | WITH_TORCH, f"{sorted(files)} import {name}, which no extra declares"
     rest = re.findall(r"\w+", (ROOT / "pyproject.toml").read_text().partition('all = ["starseq[')[2].partition("]")[0])
-    assert {*rest, "", "all", "dev", "hf"} == set(extras)
+    assert {*rest, "", "all", "dev", "hf", "onnx"} == set(extras)
 
 
 def test_a_missing_package_names_its_extra() -> None:

@@ -11,7 +11,8 @@ _EXTRAS = {
     "train": ("lightning_fabric", "tensorboard", "omegaconf", "yaml", "safetensors", "rapidfuzz"),
     "decode": ("flashlight", "safetensors", "rapidfuzz"),
     "formats": ("pyarrow", "lhotse", "urllib3"),
-    "hf": ("transformers",),
+    "hf": ("transformers", "safetensors"),
+    "onnx": ("onnx", "onnxruntime"),
 }
 
 

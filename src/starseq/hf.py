@@ -117,7 +117,7 @@ def _whole_words(text: str) -> list[str]:
     return [" ".join(piece) for piece in pieces]
 
 
-class STCTrainerMixin(_Trainer):
+class STCTrainerMixin(_Trainer):  # type: ignore[misc]
     """Makes `transformers.Trainer` train an `AutoModelForCTC` with STC: `class STCTrainer(STCTrainerMixin, Trainer)`.
 
     The loss is `self.stc`, made by `make_loss`. Reduction and infinities follow the model's config, `ctc_loss_reduction` and
@@ -205,7 +205,7 @@ class STCTrainerMixin(_Trainer):
         if folder is True:
             from transformers.trainer_utils import get_last_checkpoint
 
-            folder = get_last_checkpoint(str(self.args.output_dir))  # type: ignore[no-untyped-call]
+            folder = get_last_checkpoint(str(self.args.output_dir))
         if isinstance(folder, str | os.PathLike):
             self._take_up(Path(folder) / STATE)
         return super().train(resume_from_checkpoint, *args, **kwargs)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.strided import strided
 from torch.utils.data import DataLoader
 
 from starseq.data import audio, images, precompute
@@ -81,15 +82,15 @@ def test_lines_in_columns_without_sizes_in_the_manifest(tmp_path):
     data = ManifestDataset(lines(tmp_path), LineReader(16, 40), LETTERS)
     assert data.sizes.tolist() == [20, 40, 12]
     assert collate([data[i] for i in range(3)]).x.shape == (3, 40, 16)
-    assert data.too_long(stride=8) == {}
-    assert list(data.too_long(stride=16)) == ["l2"]
+    assert data.too_long(strided(8)) == {}
+    assert list(data.too_long(strided(16))) == ["l2"]
 
 
 def test_too_long_counts_repeats_for_ctc(tmp_path):
     write_manifest(tmp_path / "m.jsonl", [{"id": "x", "path": "x.png", "text": "aab", "width": 24, "height": 32}])
     data = ManifestDataset(tmp_path / "m.jsonl", LineReader(), LETTERS)
-    assert data.too_long(8) == {}
-    assert list(data.too_long(8, repeats=True)) == ["x"]
+    assert data.too_long(strided(8)) == {}
+    assert list(data.too_long(strided(8), repeats=True)) == ["x"]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -276,6 +277,8 @@ def test_hooker_fits_at_64_pixels():
         for split in ("train", "dev", "test")
     }
     assert counts == {"train": 5466, "dev": 497, "test": 892}
-    small = ManifestDataset(manifest, LineReader(32, 600), characters, split="train").too_long(4, repeats=True)
-    large = ManifestDataset(manifest, LineReader(64, 1200), characters, split="train").too_long(4, repeats=True)
+    small = ManifestDataset(manifest, LineReader(32, 600), characters, split="train").too_long(strided(4), repeats=True)
+    large = ManifestDataset(manifest, LineReader(64, 1200), characters, split="train").too_long(
+        strided(4), repeats=True
+    )
     assert len(large) < len(small)

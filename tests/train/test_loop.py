@@ -328,7 +328,7 @@ class _Poison(torch.nn.Module):
     def __init__(self, model: torch.nn.Module, calls: set[int]) -> None:
         super().__init__()
         self.inner, self.calls, self.count = model, calls, 0
-        self.stride = model.stride
+        self.output_lengths = model.output_lengths
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         logits, lengths = self.inner(x, lengths)

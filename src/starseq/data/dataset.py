@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from starseq.data import audio, images
-from starseq.data.batching import BatchSampler, Sizes, frames_after
+from starseq.data.batching import BatchSampler, Sizes
 from starseq.data.errors import DataError
 from starseq.data.features import LogMel
 from starseq.data.manifest import ManifestError, Progress, Row, read_bytes, read_manifest
@@ -36,6 +36,16 @@ from starseq.text.tokeniser import Tokeniser
 
 class Reader(Protocol):
     """Turns a row's file into a sequence of frames."""
+
+    @property
+    def bands(self) -> int:
+        """F, the features of a frame: bands of sound, or the pixels of a column."""
+        ...
+
+    @property
+    def seconds(self) -> float | None:
+        """From one frame to the next; None for images."""
+        ...
 
     @property
     def key(self) -> str:
@@ -64,6 +74,8 @@ class AudioReader:
 
     def __init__(self, log_mel: LogMel | None = None) -> None:
         self.log_mel = LogMel() if log_mel is None else log_mel
+        self.rate, self.bands = self.log_mel.rate, self.log_mel.bands
+        self.seconds = self.log_mel.shift / self.log_mel.rate
 
     @property
     def key(self) -> str:
@@ -107,6 +119,14 @@ class LineReader:
 
     height: int = 32
     max_width: int = 600
+
+    @property
+    def bands(self) -> int:
+        return self.height
+
+    @property
+    def seconds(self) -> None:
+        return None
 
     @property
     def key(self) -> str:
@@ -269,19 +289,19 @@ class ManifestDataset(Dataset[Item]):
                 self._sizes[i] = self.reader.measure(row, self._data(row))
         return self._sizes
 
-    def too_long(self, stride: int, *, repeats: bool = False) -> dict[str, float]:
-        """The ids whose labels do not fit into the frames that a model of that stride leaves, with how many times as many
-        frames they need: their loss would be inf.
+    def too_long(self, output_lengths: Callable[[Tensor], Tensor], *, repeats: bool = False) -> dict[str, float]:
+        """The ids whose labels do not fit into the frames that a model leaves, with how many times as many frames they need: their
+        loss would be inf. `output_lengths` is the model's: (B,) frames -> (B,) frames.
 
         A label needs a frame. Where repeats are merged, one is needed between equal labels, too: `repeats` counts these.
         """
         found = {}
-        for i, size in enumerate(self.sizes):
+        left = output_lengths(torch.tensor([self.reader.frames(size) for size in self.sizes])).tolist()
+        for i, frames in enumerate(left):
             row = self._rows[i]
             with _at(self.manifest, row):
                 labels, _ = self.encode(row)
             need = len(labels) + (sum(a == b for a, b in pairwise(labels)) if repeats else 0)
-            frames = int(frames_after(torch.tensor(self.reader.frames(size)), stride))
             if frames < need:
                 found[row.id] = need / max(1, frames)
         return found

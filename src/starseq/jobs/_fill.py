@@ -266,7 +266,8 @@ def mended(run: runs.Run, error: ValueError) -> ValueError:
     reason = str(error)
     if "need more than" in reason:
         taller = "" if run.seconds_per_frame is not None else "with a larger data.reader.height or "
-        reason += f"; a run {taller}with a smaller model.stride has more frames"
+        finer = "a smaller model.stride" if "stride" in run.recipe.model.settings else "another model"
+        reason += f"; a run {taller}with {finer} has more frames"
     return ValueError(reason)
 
 

@@ -322,7 +322,7 @@ def make_plan(found: Survey, overrides: Sequence[str]) -> Plan:
     plan.changes += [f"criterion.name={plan.criterion}"]
     if found.features:
         say("the rows are stored features")
-    _decide_unit(plan, found, asked(overrides, "text.unit"))
+    _decide_unit(plan, found, asked(overrides, "text.unit"), own_model=asked(overrides, "model.name") is not None)
     unnamed = found.names("none")
     if unnamed:
         rows = sum(found.splits[name].rows for name in unnamed)
@@ -386,13 +386,13 @@ def _decide_criterion(plan: Plan, found: Survey, wanted: str | None) -> None:
         say(f"{train.untold:,} rows without text are read by the teacher, and the student learns from them too")
 
 
-def _decide_unit(plan: Plan, found: Survey, wanted: str | None) -> None:
+def _decide_unit(plan: Plan, found: Survey, wanted: str | None, *, own_model: bool = False) -> None:
     types, total = len(found.words), sum(found.words.values())
     closed = types <= CLOSED_TYPES and total >= CLOSED_TIMES * types and found.whole_words is not False
     if wanted == "word":
         plan.changes.append("text.missing=null")
         plan.why.append("labels are words, as text.unit asks for")
-    elif plan.recipe == "speech" and closed and wanted is None:
+    elif plan.recipe == "speech" and closed and wanted is None and not own_model:
         plan.changes += CLOSED
         plan.why.append(f"labels are words: there are {types:,}, each {total / types:,.0f} times on average")
     elif plan.criterion == "stc" and found.whole_words is not None:
@@ -485,11 +485,12 @@ def steps_for(recipe: Recipe, found: Survey) -> int:
 
 def recipe_for_steps(name: str, changes: Sequence[str], steps: int, overrides: Sequence[str]) -> Recipe:
     """The recipe of a training with so many steps, evaluated and saved often enough. `overrides` have the last word."""
-    own = load_recipe(name, changes)
+    own = load_recipe(name, [*changes, *overrides])
     often = max(1, min(own.trainer.eval_every, steps // EVALUATIONS))
     lengths = [
         f"trainer.max_steps={steps}", f"trainer.eval_every={often}", f"trainer.checkpoint_every={often}",
         f"optim.warmup_steps={min(own.optim.warmup_steps, steps // 10)}",
+        f"optim.head_steps={min(own.optim.head_steps, steps // 10)}",
     ]  # fmt: skip
     return load_recipe(name, [*changes, *lengths, *overrides])
 

@@ -23,7 +23,7 @@ from starseq.jobs._label import KINDS, Kind, Labeller, method_of, scorer_for
 from starseq.jobs._stream import WHOLE, Shard, shard_of, stream
 from starseq.jobs.decode import BeamReader
 from starseq.jobs.evaluate import Scores, device_of
-from starseq.runs.folder import MODEL, data_root
+from starseq.runs.folder import data_root
 from starseq.text.error_rate import ErrorCounts
 
 __all__ = ["KINDS", "THRESHOLD", "Kind", "Summary", "pseudo"]
@@ -262,7 +262,7 @@ def _check_others(run: runs.Run, others: Sequence[runs.Run], kind: Kind) -> None
 
 def _origin(run: runs.Run) -> dict[str, str]:
     """The run's name, and the beginning of its model's hash."""
-    return {"run": Path(os.path.realpath(run.folder)).name, "model": hash_of(run.folder / MODEL)[:16]}
+    return {"run": Path(os.path.realpath(run.folder)).name, "model": hash_of(run.weights)[:16]}
 
 
 def _is_own(run: runs.Run, manifest: PathLike) -> bool:

@@ -22,7 +22,7 @@ from starseq.decode.align import align
 from starseq.jobs.review import doubtful_rows
 from starseq.report.alignment import alignment_svg
 from starseq.report.page import AlignmentView, Example, RunView, page
-from starseq.report.pictures import picture
+from starseq.report.pictures import Picture, drawable, picture
 from starseq.report.readings import Reading, choose, read_readings
 from starseq.runs.emissions import known_labels, normal_text
 from starseq.runs.folder import METRICS, data_root
@@ -84,7 +84,7 @@ def report(
             },
             unit=loaded[-1].tokeniser.unit,
             partial=None if line is None else line.partial,
-            picture=None if line is None else picture(line.x, ink=_is_ink(loaded[-1])),
+            picture=None if line is None else _picture(loaded[-1], line.x)[0],
             note=note,
         )
         for (reading, note), line in zip(chosen, lines, strict=True)
@@ -178,8 +178,10 @@ def _line(run: runs.Run, row: Row | None, dropper: Dropper | None) -> _Line | No
     return _Line(row, x, None if known == complete else normal_text(run.tokeniser, known))
 
 
-def _is_ink(run: runs.Run) -> bool:
-    return isinstance(run.reader, LineReader)
+def _picture(run: runs.Run, x: Tensor) -> tuple[Picture, int]:
+    """Of what the run reads of a row; and how many frames a column of it is."""
+    shown, frames = drawable(x, run.reader)
+    return picture(shown, ink=isinstance(run.reader, LineReader)), frames
 
 
 @torch.no_grad()
@@ -207,8 +209,10 @@ def _alignments(
             )
         except ValueError:  # more labels than frames: nothing to show
             continue
-        drawn = picture(line.x, ink=_is_ink(run))
-        svg = alignment_svg(found, drawn, logits[0].log_softmax(1), run.tokeniser.vocabulary.tokens, stride=run.stride)
+        drawn, frames = _picture(run, line.x)
+        svg = alignment_svg(
+            found, drawn, logits[0].log_softmax(1), run.tokeniser.vocabulary.tokens, stride=run.stride / frames
+        )
         facts = {"known labels": str(len(labels))}
         if criteria.has_star(run.criterion):
             facts["expected to be missing"] = f"{sum(found.missing):.1f}"

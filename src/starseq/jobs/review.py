@@ -17,7 +17,7 @@ from starseq.data.files import check_target, hash_of, write_text
 from starseq.data.manifest import Row, manifest_writer, read_bytes, read_manifest, rebaser
 from starseq.jobs._fill import with_left
 from starseq.report.filled import FilledRow, Gap, Guess
-from starseq.report.pictures import line_picture, picture, sound
+from starseq.report.pictures import drawable, line_picture, picture, sound
 from starseq.report.sheet import sheet
 from starseq.runs.folder import data_root
 from starseq.text.gaps import escape, join_gaps, split_gaps
@@ -189,10 +189,10 @@ def _with_media(
 
 def _drawn(run: runs.Run, row: Row, places: Sequence[_Place], shown: FilledRow, data: bytes) -> FilledRow:
     x = run.reader(row, data)
-    is_sound = run.seconds_per_frame is not None
+    is_sound = run.reader.seconds is not None
     if is_sound:
-        made = picture(x, ink=False, format="JPEG")
-        end = len(x) * run.seconds_per_frame / run.stride if run.seconds_per_frame else 0.0
+        made = picture(drawable(x, run.reader)[0], ink=False, format="JPEG")
+        end = len(x) * (run.reader.seconds or 0.0)
     else:
         made = line_picture(data, name=row.path)
         end = row["width"] if run.reader.size(row) and row.get("width") else len(x)

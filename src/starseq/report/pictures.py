@@ -10,6 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from starseq.data import audio
+from starseq.data.dataset import Reader
+from starseq.data.extractor import WaveformReader
+from starseq.data.features import LogMel
 from starseq.data.images import encode, open_image
 
 __all__ = ["Picture", "line_picture", "picture", "sound"]
@@ -47,6 +50,22 @@ def picture(x: Tensor, *, ink: bool, format: Literal["PNG", "JPEG"] = "PNG") -> 
     pixels = np.ascontiguousarray(grey.round().astype(np.uint8))
     data = b64encode(encode(pixels, format=format)).decode()
     return Picture(f"data:image/{format.lower()};base64,{data}", pixels.shape[1], pixels.shape[0])
+
+
+def drawable(x: Tensor, reader: Reader) -> tuple[Tensor, int]:
+    """What is drawn of the frames that a reader gives, (T, F), and how many of these a column is: samples become log-mel bands.
+
+    >>> import torch
+    >>> drawn, samples = drawable(torch.zeros(16_000, 1), WaveformReader(16_000))
+    >>> drawn.shape[1], samples
+    (80, 160)
+    """
+    if not isinstance(reader, WaveformReader) or reader.bands > 1:
+        return x, 1
+    bands = LogMel(reader.rate)
+    if bands.frames(len(x)) < 1:
+        return x, 1
+    return bands(x[:, 0]), bands.shift
 
 
 def line_picture(data: bytes, *, name: str) -> Picture:

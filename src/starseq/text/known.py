@@ -160,7 +160,7 @@ class Known:
                 word = units.pop()
                 units.append(Unit(word.text + self._tokeniser.decode_piece(text), (*word.tokens, number)))
             else:
-                units.append(Unit(text, (number,)))
+                units.append(Unit(self._tokeniser.decode_first(text), (number,)))
         return tuple(units)
 
     def marks_in(self, gap: int) -> range:
