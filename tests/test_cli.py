@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
-from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 from tests.commands import Command
 
 from starseq.data.manifest import read_manifest, write_manifest
-from starseq.extras import missing
 
 
 @pytest.fixture
@@ -222,17 +219,6 @@ def test_with_the_loss_alone_the_command_says_what_is_missing() -> None:
     assert (done.returncode, done.stderr) == (2, f"{sentence}in a checkout -e '.[cli]'\n")
 
 
-def test_every_package_of_an_extra_is_known() -> None:
-    imported = {"pillow": "PIL", "scikit-learn": "sklearn", "flashlight-text": "flashlight"}
-    found = [re.fullmatch(r"([\w-]+)[^;]*; extra == [\"'](\w+)[\"']", text) for text in requires("starseq") or ()]
-    extras = {(match[1].lower(), match[2]) for match in found if match is not None and match[2] not in ("dev", "all")}
-    assert {extra for _, extra in extras} == {"cli", "speech", "images", "text", "train", "decode", "hf"}
-    for package, extra in extras:
-        named = re.search(r"starseq\[(\w+)\]", missing(f"{imported.get(package, package)}.part"))
-        assert named is not None
-        assert (package, named[1]) in extras, (package, extra)
-
-
 LIGHT = """
 import importlib.util, sys, types
 package = types.ModuleType("starseq")
@@ -282,3 +268,11 @@ def test_ctrl_c_is_one_sentence_that_says_what_the_same_command_does(
     assert done.err.startswith("starseq: stopped; the same command ")
     assert says in done.err
     assert done.err.count("\n") == 1
+
+
+def test_ctrl_c_before_the_work_begins_is_one_sentence_too(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("starseq.jobs.report.report", stopped)
+    assert command("report", "run") == (130, "", "starseq: stopped; the same command can be given again\n")

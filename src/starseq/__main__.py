@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from starseq.extras import missing
+from starseq.extras import STOPPED, missing
 
 
 def main() -> None:
@@ -13,6 +13,9 @@ def main() -> None:
     except ModuleNotFoundError as error:
         sys.stderr.write(f"starseq: {missing(error.name)}\n")
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        sys.stderr.write(f"starseq: {STOPPED}\n")
+        raise SystemExit(130) from None
     run()
 
 

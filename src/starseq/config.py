@@ -14,17 +14,19 @@ import math
 import os
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import torch
 from torch import Tensor, nn
 
-from starseq import corpora, criteria, penalty, recipes
+from starseq import corpora, criteria, models, penalty, recipes
 from starseq.data.augment import RandomProjective, SpecAugment
-from starseq.data.dataset import AudioReader, FeatureReader, LineReader, Reader
+from starseq.data.dataset import AudioReader, LineReader, Reader
 from starseq.data.drop import Dropper, FixedDrop, SampleSplit, Strategy, TypeSplit
 from starseq.data.errors import DataError
+from starseq.data.extractor import ExtractorReader, WaveformReader
 from starseq.data.features import LogMel
 from starseq.text.normalise import Normaliser
 from starseq.text.tokeniser import Tokeniser
@@ -49,6 +51,8 @@ class Component:
     """every one that there is, once a recipe is loaded"""
 
 
+HF, PRETRAINED = "hf", "pretrained"
+"""the model from outside, and the reader that goes with it; also the key of a recipe that holds what is otherwise then"""
 FREE = "free"
 """Marks a key that a resumed run may change: it moves no weight of the steps that are done."""
 
@@ -142,6 +146,10 @@ class Optim:
 
     name: Literal["adagrad", "adam", "adamw", "sgd"]
     lr: float
+    encoder_lr: float | None = None
+    """of the weights that were trained before; None: lr for all"""
+    head_steps: int = 0
+    """before these learn, the new ones learn alone for so many steps"""
     weight_decay: float = 0.0
     momentum: float = 0.0
     """of sgd"""
@@ -222,32 +230,68 @@ class Recipe:
     # What the recipe names, built.
 
     def reader(self) -> Reader:
+        if self.data.reader.name == PRETRAINED:
+            return ExtractorReader(str(self.model.settings["path"]))
         reader: Reader = _build("data.reader", "reader", self.data.reader)
         return reader
 
-    def inputs(self) -> int:
-        """F, the features of a frame: bands of audio, or pixels of a column."""
-        source = self._source()
-        if isinstance(source, AudioReader):
-            return source.log_mel.bands
-        return source.height if isinstance(source, LineReader) else 0
+    def with_absolute_paths(self) -> Recipe:
+        """With the model's own files found from everywhere."""
+        key = "path" if self.model.name == HF else models.INIT
+        path = self.model.settings.get(key)
+        if path is None or not os.path.exists(path):
+            return self
+        return replace(self, model=Component(self.model.name, {**self.model.settings, key: os.path.abspath(path)}))
 
-    def _source(self) -> Reader:
-        """The reader of the files themselves."""
-        reader = self.reader()
-        return reader.source if isinstance(reader, FeatureReader) else reader
+    def at(self, path: str | os.PathLike[str]) -> Recipe:
+        """With a pretrained model's settings read at `path`, a run's own copy of them."""
+        if self.model.name != HF or not os.path.isdir(path):
+            return self
+        return replace(self, model=Component(HF, {**self.model.settings, "path": os.fspath(path)}))
 
     def tokeniser(self, vocabulary: Vocabulary) -> Tokeniser:
         return Tokeniser(vocabulary, self.text.unit, self.text.unknown, self.text.normaliser, self.text.missing)
 
     def network(self, vocabulary: Vocabulary) -> nn.Module:
         """The model, with weights as its module initialises them."""
-        build = _kind("model").load(self.model.name)
+        settings = {key: value for key, value in self.model.settings.items() if key != models.INIT}
         try:
-            model: nn.Module = build(self.inputs(), vocabulary.tokens, **self.model.settings)
+            model: nn.Module = models.load(self.model.name)(self.reader().bands, vocabulary.tokens, **settings)
+            models.output_lengths(model, torch.tensor([1]))
         except ValueError as error:
             raise DataError(f"model {self.model.name}: {error}") from None
         return model
+
+    def load_initial(self, model: nn.Module) -> frozenset[str]:
+        """Gives the model the weights that the recipe names, if any, and returns the parameters that have them."""
+        path = self.model.settings.get("path" if self.model.name == HF else models.INIT)
+        if path is None:
+            return frozenset()
+        try:
+            return models.load_initial(model, self.model.name, str(path))
+        except ValueError as error:
+            raise DataError(f"model {self.model.name}: {error}") from None
+
+    def own_labels(self) -> list[str] | None:
+        """The labels of a pretrained model that keeps its own; None: those of the data."""
+        if self.model.name != HF or self.model.settings["head"] == "new":
+            return None
+        from starseq import pretrained
+
+        path = str(self.model.settings["path"])
+        try:
+            if not pretrained.has_own_head(path):
+                return None
+            of_pieces = pretrained.is_of_pieces(pretrained.tokeniser_of(path))
+            _, labels = pretrained.own_tokens(path)
+        except ValueError as error:
+            raise DataError(f"model {self.model.name}: {error}") from None
+        wanted = ("word", "letters") if of_pieces else ("char",)
+        if self.text.unit != wanted[0] or (of_pieces and self.text.unknown != "letters"):
+            mend = "text.unit=word text.unknown=letters text.missing=null" if of_pieces else "text.unit=char"
+            kind = "pieces of words" if of_pieces else "characters"
+            raise DataError(f"{path}: the model's own tokens are {kind}: {mend}, or model.head=new")
+        return labels
 
     def insertion_penalty(self) -> nn.Module:
         """The rule for p."""
@@ -265,7 +309,7 @@ class Recipe:
             return None
         augment: Callable[..., Tensor] = _build("data.augment", "augment", self.data.augment)
         if isinstance(augment, SpecAugment) and augment.tract:
-            source = self._source()
+            source = self.reader() if self.data.reader.name != PRETRAINED else None
             if not isinstance(source, AudioReader):
                 raise DataError(
                     f"data.augment.tract: it is for bands of sound, and data.reader.name is {self.data.reader.name!r}"
@@ -304,8 +348,8 @@ def _audio(rate: int = 16_000, bands: int = 80) -> AudioReader:
     return AudioReader(LogMel(rate, bands))
 
 
-def _features(rate: int = 16_000, bands: int = 80) -> FeatureReader:
-    return FeatureReader(_audio(rate, bands))
+def _pretrained() -> None:
+    """Only a signature: the reader is that of the model."""
 
 
 def _loss_settings(
@@ -321,8 +365,6 @@ def _loss_settings_without_star(backend: Literal["auto", "torch", "numba", "trit
 
 def _kind(kind: str) -> _Kind:
     if kind == "model":
-        from starseq import models
-
         return _Kind(models.names, models.load, ("inputs", "tokens"))
     if kind == "criterion":
         settings = (_loss_settings_without_star, _loss_settings)
@@ -332,7 +374,7 @@ def _kind(kind: str) -> _Kind:
         return _Kind(lambda: sorted(built_in), built_in.__getitem__, ("out", "progress"))
     tables: dict[str, dict[str, Callable[..., Any]]] = {
         "penalty": {"schedule": penalty.InsertionPenalty, "adaptive": penalty.AdaptivePenalty},
-        "reader": {"audio": _audio, "features": _features, "line": LineReader},
+        "reader": {"audio": _audio, "line": LineReader, "waveform": WaveformReader, PRETRAINED: _pretrained},
         "augment": {"spec_augment": SpecAugment, "random_projective": RandomProjective},
     }
     return _Kind(lambda: sorted(tables[kind]), tables[kind].__getitem__, ("blank",) if kind == "penalty" else ())
@@ -360,16 +402,20 @@ def recipe_names() -> list[str]:
 def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe of the package by its name, or a YAML file by its path, with `key=value` overrides.
 
-    A recipe may begin with the keys of another, its `base`. Where a component gets another name, the settings of the old
-    one go. An unknown key, a wrong type or a value out of range is a `DataError` that names the key's full path, and for a
-    key or name the nearest one that there is.
+    A recipe may begin with the keys of another, its `base`; its section `pretrained` has keys for where the model is `hf`.
+    Where a component gets another name, the settings of the old one go. An unknown key, a wrong type or a value out of range is a
+    `DataError` that names the key's full path, and for a key or name the nearest one that there is.
 
     >>> load_recipe("digits", ["optim.learning_rate=0.1"])
     Traceback (most recent call last):
     ...
     starseq.data.errors.DataError: optim.learning_rate is not a key of a recipe; the nearest is optim.lr
     """
-    recipe: Recipe = _typed(_merged(_read(str(name)), override_tree(overrides)), Recipe, "")
+    tree, changes = _read(str(name)), override_tree(overrides)
+    otherwise = tree.pop(PRETRAINED, {})
+    if dict(_leaves(_merged(tree, changes))).get("model.name") == HF:
+        tree = _merged(tree, otherwise)
+    recipe: Recipe = _typed(_merged(tree, changes), Recipe, "")
     _check(recipe)
     return recipe
 
@@ -513,16 +559,16 @@ def _typed_component(value: Any, kind: str, path: str) -> Component:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise DataError(f"{path}.name is missing: it is one of {', '.join(_kind(kind).names())}")
     entry, name = _kind(kind), value["name"]
-    if name not in entry.names():
+    by_path = kind == "model" and models.is_path(name)
+    if not by_path and name not in entry.names():
         raise DataError(f"{path}.name: {name!r} is none of {', '.join(entry.names())}{_near(name, entry.names())}")
-    parameters = inspect.signature(entry.load(name), eval_str=True).parameters
-    known = {key: parameter for key, parameter in parameters.items() if key not in entry.given}
+    known = _settings_of(entry, name, path)
     made = {}
     for key, setting in value.items():
         if key == "name":
             continue
         if key not in known:
-            others = [o for o in entry.names() if key in inspect.signature(entry.load(o)).parameters]
+            others = [o for o in entry.names() if key in _settings_of(entry, o, path)]
             if others and key not in entry.given:
                 raise DataError(
                     f"{path}.{key} is not a key of a recipe whose {path}.name is {name}, but of one where it is "
@@ -538,6 +584,21 @@ def _typed_component(value: Any, kind: str, path: str) -> Component:
         # Written out, so that a run stays what it was when a default changes.
         made[key] = _typed(parameter.default, parameter.annotation, f"{path}.{key}")
     return Component(name, {key: made[key] for key in known})
+
+
+def _settings_of(entry: _Kind, name: str, path: str) -> dict[str, inspect.Parameter]:
+    """The keyword arguments of a component that a recipe can give."""
+    try:
+        parameters = inspect.signature(entry.load(name), eval_str=True).parameters
+    except (ValueError, NameError) as error:
+        raise DataError(f"{path}.name: {error}") from None
+    plain = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    known = {key: p for key, p in parameters.items() if key not in entry.given and p.kind not in plain}
+    if entry.given == ("inputs", "tokens") and name != HF:
+        known[models.INIT] = inspect.Parameter(
+            models.INIT, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None
+        )
+    return known
 
 
 def _unknown_key(path: str, known: Sequence[str]) -> DataError:
@@ -583,7 +644,10 @@ _COMPONENTS = {"model", "criterion", "penalty", "data.reader", "data.corpus", "d
 def _check(recipe: Recipe) -> None:
     """What types do not say. Building the small parts checks the ranges of their settings."""
     data, trainer, optim = recipe.data, recipe.trainer, recipe.optim
-    recipe.reader(), recipe.augmentation(), recipe.insertion_penalty(), recipe.dropper()
+    _check_pretrained(recipe)
+    if data.reader.name != PRETRAINED:  # which asks for files of the model
+        recipe.reader()
+    recipe.augmentation(), recipe.insertion_penalty(), recipe.dropper()
     if trainer.max_steps is None and trainer.max_epochs is None:
         raise DataError("trainer.max_steps or trainer.max_epochs must be given: when is the run done?")
     if data.budget is None and data.max_items is None:
@@ -626,6 +690,19 @@ def _check(recipe: Recipe) -> None:
             raise DataError(f"{key}: {value} is below 0")
     if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
         raise DataError(f"optim.betas: {list(optim.betas)} are not two numbers of at least 0 and below 1")
+
+
+def _check_pretrained(recipe: Recipe) -> None:
+    """The model from outside and its reader go together; a learning rate of the encoder needs one."""
+    data, optim, hf = recipe.data, recipe.optim, recipe.model.name == HF
+    if hf != (data.reader.name == PRETRAINED):
+        mend = f"data.reader={PRETRAINED}" if hf else "another data.reader.name"
+        raise DataError(
+            f"data.reader.name: {data.reader.name!r} does not go with model.name={recipe.model.name}: {mend}"
+        )
+    for key, value in {"optim.encoder_lr": optim.encoder_lr, "optim.head_steps": optim.head_steps}.items():
+        if value is not None and not 0 <= value < math.inf:
+            raise DataError(f"{key}: {value} is not a finite number of at least 0")
 
 
 # --- trees ------------------------------------------------------------------------------------------------------------

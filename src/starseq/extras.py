@@ -1,15 +1,18 @@
-"""Which extra brings a package that is missing."""
+"""What the command says before it has imported anything: which extra brings a package that is missing, and that it was stopped."""
 
 from __future__ import annotations
 
+STOPPED = "stopped; the same command can be given again"
+
 _EXTRAS = {
     "cli": ("typer", "rich", "matplotlib"),
-    "speech": ("lhotse", "soundfile", "urllib3"),
+    "speech": ("soundfile",),
     "images": ("PIL", "sklearn"),
-    "text": ("jiwer",),
-    "train": ("lightning", "tensorboard", "omegaconf", "safetensors"),
-    "decode": ("flashlight",),
-    "hf": ("transformers",),
+    "train": ("lightning_fabric", "tensorboard", "omegaconf", "yaml", "safetensors", "rapidfuzz"),
+    "decode": ("flashlight", "safetensors", "rapidfuzz"),
+    "formats": ("pyarrow", "lhotse", "urllib3"),
+    "hf": ("transformers", "safetensors"),
+    "onnx": ("onnx", "onnxruntime"),
 }
 
 

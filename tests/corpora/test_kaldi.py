@@ -1,15 +1,13 @@
-"""Data directories of Kaldi: whole files in their place, segments cut out sample by sample, and what is wrong by file and line."""
+"""Data directories of Kaldi: whole files and segments in their place, and what is wrong by file and line."""
 
 from __future__ import annotations
 
 import io
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
-import torch
 from tests.commands import Command
 
 from starseq.corpora import load
@@ -88,80 +86,47 @@ def test_paths_begin_from_the_current_folder(egs: Path, monkeypatch: pytest.Monk
         prepare("train", "out")
 
 
-def test_segments_are_cut_out_sample_by_sample(tmp_path: Path) -> None:
+def test_segments_are_rows_in_their_recordings_sample_by_sample(tmp_path: Path) -> None:
     wave = sound(tmp_path / "r.wav", 16_000)
     sides = sound(tmp_path / "s.flac", 8_000, channels=2)
     directory(
         tmp_path / "train", wav=f"r {tmp_path}/r.wav\ns {tmp_path}/s.flac\n", utt2spk="u1 ann\n",
-        segments="u1 r 0.5 1.25\nu2 r 1.5 -1\nu3 s 0.1 0.2 1\nu4 s 0.5 1.4\nu5 r 0 1\n",
-        text="u1 one\nu2 two\nu3 three\nu4 four\n",
+        segments="u1 r 0.5 1.25\nu2 r 1.5 -1\nu3 s 0.1 0.2 1\nu4 s 0.5 1.4\nu5 r 0 1\nu6 r 0 -1\n",
+        text="u1 one\nu2 two\nu3 three\nu4 four\nu6 six\n",
     )  # fmt: skip
     whole = directory(tmp_path / "test", wav=f"r2 {tmp_path}/r.wav\n", text="r2 all\n")
-    report = prepare(tmp_path, tmp_path / "out")
+    report = prepare(tmp_path, tmp_path / "out", check=True)
     assert dict(report.left_out) == {"segment without a text": 1}
+    assert report.notes[0].startswith(f"the files lie outside {tmp_path}/out: read the manifest with --root {tmp_path}")
     rows = {row.id: row for row in read_manifest(tmp_path / "out" / "manifest.jsonl")}
     expected = {
         "u1": wave[4_000:10_000],
         "u2": wave[12_000:],
         "u3": sides[800:1_600, 1:],
         "u4": sides[4_000:],
+        "u6": wave,
         "r2": wave,
     }
     assert set(rows) == set(expected)
     for id, samples in expected.items():
-        data = read_bytes(rows[id], tmp_path / "out")  # from the archive: nothing outside is needed
+        data = read_bytes(rows[id], tmp_path / "out", tmp_path)
         found, rate = soundfile.read(io.BytesIO(data), dtype="int16", always_2d=True)
         assert rate == 8_000
         assert np.array_equal(found, samples)
         assert rows[id]["samples"] == len(samples)
-    assert {name: rows["u1"][name] for name in ("path", "recording", "start", "speaker", "split")} == {
-        "path": "u1.flac", "recording": "r", "start": 0.5, "speaker": "ann", "split": "train"
-    }  # fmt: skip
-    assert (rows["r2"]["path"], rows["r2"]["split"]) == ("r2.wav", whole.name)
-    assert "--root" not in str(report)
-
-
-@pytest.mark.parametrize(
-    ("subtype", "begin"),
-    [
-        ("PCM_24", b"fLaC"),
-        ("PCM_U8", b"fLaC"),
-        ("ULAW", b"fLaC"),
-        ("FLOAT", b"RIFF"),
-        ("DOUBLE", b"RIFF"),
-        ("VORBIS", b"RIFF"),
-    ],
-)
-def test_what_is_cut_out_has_the_same_samples(tmp_path: Path, subtype: str, begin: bytes) -> None:
-    path = tmp_path / ("a.ogg" if subtype == "VORBIS" else "a.wav")
-    noise = 0.1 * torch.randn(4_000, generator=torch.Generator().manual_seed(0))
-    if subtype == "FLOAT":
-        noise *= 100_000  # as some write them
-    path.write_bytes(audio.encode(noise, 8_000, format=path.suffix[1:].upper(), subtype=subtype))
-    whole = audio.decode(path, rate=None)
-    data = audio.cut(path, 0.125, 0.25)
-    assert data[:4] == begin
-    assert torch.equal(audio.decode(data, rate=None), whole[1_000:2_000])
-
-
-@pytest.mark.parametrize(("rate", "channels"), [(8_000, 10), (700_000, 1)])
-def test_more_than_flac_holds(tmp_path: Path, rate: int, channels: int) -> None:
-    wave = sound(tmp_path / "r.wav", 4_000, rate=rate, channels=channels)
-    data = audio.cut(tmp_path / "r.wav", 0, 1_000 / rate)
-    found, same = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
-    assert same == rate
-    assert np.array_equal(found, wave[:1_000].astype(np.float32) / 2**15)
-    directory(tmp_path / "train", wav=f"r {tmp_path}/r.wav\n", text="u one\n", segments=f"u r 0 {1_000 / rate}\n")
-    prepare(tmp_path / "train", tmp_path / "out")
-    (row,) = read_manifest(tmp_path / "out" / "manifest.jsonl")
-    assert (row.path, row["samples"]) == ("u.wav", 1_000)
+        assert rows[id]["duration"] == len(samples) / 8_000
+    part = {"path": "../r.wav", "recording": "r", "start": 0.5, "end": 1.25, "speaker": "ann", "split": "train"}
+    assert {name: rows["u1"][name] for name in part} == part
+    assert (rows["u3"]["channel"], rows["u4"]["end"]) == (1, 1.0)
+    assert (rows["r2"]["path"], rows["r2"]["split"]) == ("../r.wav", whole.name)
+    assert not {"start", "end"} & (rows["r2"].fields.keys() | rows["u6"].fields.keys())
 
 
 def test_times_that_are_none(tmp_path: Path) -> None:
     sound(tmp_path / "r.wav", 4_000)
     for start, end in ((float("nan"), 1.0), (0.0, float("inf")), (0.0, float("nan"))):
         with pytest.raises(DataError, match="there is nothing from"):
-            audio.cut(tmp_path / "r.wav", start, end)
+            audio.part(tmp_path / "r.wav", start, end)
 
 
 def test_what_kaldi_keeps_for_itself_is_passed_over(egs: Path) -> None:
@@ -201,17 +166,6 @@ def test_files_that_are_linked(tmp_path: Path) -> None:
     assert [len(item.x) for item in (data[0], data[1])] == [50, 50]
     directory(tmp_path / "near", wav="b b.wav\n", text="b two\n")
     assert f"--root {tmp_path}," in str(prepare(tmp_path / "near", tmp_path / "near", base=tmp_path / "near"))
-
-
-def test_an_archive_holds_no_name_that_leads_out_of_it(tmp_path: Path) -> None:
-    sound(tmp_path / "r.wav", 8_000)
-    files = {"wav": f"r {tmp_path}/r.wav\n", "segments": "../../u r 0 1\n/etc/v r 0 1\nw r 0 1\n"}
-    directory(tmp_path / "train", **files, text="../../u one\n/etc/v two\nw three\n")
-    with pytest.raises(ManifestError, match=r"text, line 1: \.\./\.\./u\.flac: a name that leads out of the archive"):
-        prepare(tmp_path / "train", tmp_path / "out")
-    prepare(tmp_path / "train", tmp_path / "out", skip_bad=True)
-    with tarfile.open(tmp_path / "out" / "lines.tar") as tar:
-        assert tar.getnames() == ["w.flac"]
 
 
 def test_where_all_is_bad_the_first_is_named(egs: Path) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import random
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from starseq.corpora._lines import straighten
 from starseq.corpora._xml import parse_xml
 from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, read_bytes, read_manifest
+from starseq.data.split import split_groups
+from starseq.jobs.prepare import prepare
 
 PAGE = "http://schema.primaresearch.org/PAGE/gts/pagecontent/"
 ALTO = "http://www.loc.gov/standards/alto/ns-"
@@ -96,7 +99,8 @@ def test_page_2010_points_and_no_baseline(tmp_path):
         "<Coords>" + "".join(f'<Point x="{x:.0f}" y="{y:.0f}"/>' for x, y in outline(ends)) + "</Coords>",
     )
     (tmp_path / "p1.xml").write_text(xml.replace(f'<Baseline points="{pairs(ends)}"/>', ""))
-    assert load("pagexml")(tmp_path, tmp_path / "out").notes == []  # the lines are in the archive
+    notes = load("pagexml")(tmp_path, tmp_path / "out").notes  # and none about --root: the lines are in the archive
+    assert notes == ["1 lines have no baseline: they are taken to be level"]
     assert bars(only_line(tmp_path / "out")[1]) == 10
 
 
@@ -225,6 +229,107 @@ def test_splits_by_folder_else_by_page(tmp_path):
         (tmp_path / "src" / folder).mkdir(parents=True)
         ends = page_image(tmp_path / "src" / folder)
         (tmp_path / "src" / folder / "p1.xml").write_text(page_xml(ends))
-    load("pagexml")(tmp_path / "src", tmp_path / "out", dev=0.0, test=0.99)
+        if folder == "pages":
+            for number, lines in ((2, 1), (3, 2), (4, 6)):
+                more = page_xml(ends).replace('<TextLine id="l1">', '<TextLine id="more">').split("<TextRegion")[1]
+                line = more[more.index("<TextLine") : more.index("</TextLine>") + len("</TextLine>")]
+                extra = "".join(line.replace("more", f"more{n}") for n in range(lines - 1))
+                (tmp_path / "src" / folder / f"p{number}.xml").write_text(page_xml(ends, image="p1.png", extra=extra))
+    load("pagexml")(tmp_path / "src", tmp_path / "out", dev=0.0, test=0.6)
     splits = {row["page"]: row["split"] for row in read_manifest(tmp_path / "out" / "manifest.jsonl")}
-    assert splits == {"train/p1": "train", "val/p1": "dev", "test/p1": "test", "pages/p1": "test"}
+    assert {page: split for page, split in splits.items() if not page.startswith("pages")} == {
+        "train/p1": "train", "val/p1": "dev", "test/p1": "test",
+    }  # fmt: skip
+    held = [row for row in read_manifest(tmp_path / "out" / "manifest.jsonl") if row["page"].startswith("pages")]
+    assert len(held) == 10
+    assert 4 <= sum(row["split"] == "test" for row in held) <= 7  # of the lines, whatever the pages have
+
+
+def test_splits_hold_their_shares_of_the_lines():
+    draw = random.Random(1)
+    for seed in range(20):
+        sizes = {f"page-{n}": draw.randint(20, 160) for n in range(30)}
+        found = split_groups(sizes, {"test": 0.1, "dev": 0.05}, seed=seed)
+        shares = {
+            name: sum(sizes[page] for page in sizes if found[page] == name) / sum(sizes.values())
+            for name in found.values()
+        }
+        assert abs(shares["test"] - 0.1) < 0.04
+        assert abs(shares["dev"] - 0.05) < 0.04
+    assert set(split_groups({"a": 9, "b": 9, "c": 9}, {"test": 0.1, "dev": 0.05}).values()) == {"train"}  # too few
+    assert split_groups({}, {"dev": 0.1}) == {}
+
+
+def test_an_empty_split_is_said(tmp_path):
+    (tmp_path / "src").mkdir()
+    ends = page_image(tmp_path / "src")
+    for name in "ab":
+        (tmp_path / "src" / f"{name}.xml").write_text(page_xml(ends))
+    notes = prepare("pagexml", tmp_path / "src", tmp_path / "out").notes
+    assert notes == [
+        "no row is in the split dev or test: the corpus is too small for its shares, or names other splits"
+    ]
+    assert prepare("pagexml", tmp_path / "src", tmp_path / "out", dev=0.0, test=0.0).notes == []
+
+
+def test_all_that_is_bad_is_counted_and_no_folder_is_left(tmp_path):
+    (tmp_path / "src").mkdir()
+    ends = page_image(tmp_path / "src")
+    for name, text in (
+        ("a", page_xml(ends)),
+        ("b", "<PcGts"),
+        ("c", page_xml(ends, image="none.png")),
+        ("d", "<PcGts"),
+    ):
+        (tmp_path / "src" / f"{name}.xml").write_text(text)
+    with pytest.raises(
+        ManifestError, match=r"b\.xml, line 1: not well-formed .*; 2 more are bad: --skip-bad lists them"
+    ):
+        prepare("pagexml", tmp_path / "src", tmp_path / "deep" / "out")
+    assert not (tmp_path / "deep").exists()
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare("pagexml", tmp_path / "src", tmp_path / "deep" / "out", skip_bad=True, progress=stop)
+    assert not (tmp_path / "deep").exists()
+
+
+def test_marks_of_page_xml_and_of_its_tags(tmp_path):
+    (tmp_path / "src").mkdir()
+    ends = page_image(tmp_path / "src")
+    tags = "readingOrder {index:0;} gap {offset:5; length:0; extent:2 letters;} unclear {offset:6; length:4; continued:true;}"
+    xml = page_xml(ends, text="  ten bars XXX &lt;s").replace("<TextLine id=", f'<TextLine custom="{tags}" id=', 1)
+    (tmp_path / "src" / "p1.xml").write_text(xml)  # offsets count the white space at its beginning
+    report = prepare("pagexml", tmp_path / "src", tmp_path / "out", marks="transkribus", unclear="gap", gap=["XXX"])
+    row, _ = only_line(tmp_path / "out")
+    assert (row["text"], row["text_source"]) == ("ten* * * *s", "ten bars XXX <s")
+    assert row["gap_marks"] == [
+        {"start": 3, "end": 3, "mark": 'gap extent="2 letters"', "least": 2, "most": 2, "unit": "char"},
+        {"start": 4, "end": 8, "mark": 'unclear continued="true"', "holds": "bars"},
+        {"start": 9, "end": 12, "mark": "XXX"},
+        {"start": 13, "end": 14, "mark": "<", "holds": "<"},
+    ]
+    assert (row["gaps"], row["page"], row["line"]) == ("marked", "p1", "l1")
+    assert report.unruled == {"<": 1}
+    assert {name: (mark.action, mark.count) for name, mark in report.marks.items() if mark.action == "gap"} == {
+        "tag gap": ("gap", 1), "--gap XXX": ("gap", 1), "no rule": ("gap", 1),
+    }  # fmt: skip
+    plain = prepare("pagexml", tmp_path / "src", tmp_path / "plain")
+    assert only_line(tmp_path / "plain")[0]["text"] == "ten bars XXX <s"
+    assert plain.unruled["XXX"] == 1
+    assert "read as characters, though they look like" in str(plain)
+
+
+def test_marks_of_alto_tags(tmp_path):
+    page_image(tmp_path)
+    (tmp_path / "p1.xml").write_text(
+        '<alto><Tags><OtherTag ID="t1" LABEL="illegible"/><OtherTag ID="t2" LABEL="Supplied"/></Tags><Layout><Page>'
+        '<TextLine ID="a" HPOS="60" VPOS="160" WIDTH="410" HEIGHT="50"><SP/><String CONTENT="ten"/><SP/>'
+        '<String CONTENT="??" TAGREFS="x t1"/><SP/><String CONTENT="bars" TAGREFS="t2"/></TextLine></Page></Layout></alto>'
+    )
+    prepare("alto", tmp_path, tmp_path / "out", marks="leiden")
+    row, _ = only_line(tmp_path / "out")
+    assert row["text"] == "ten * *"
+    assert [mark.get("holds") for mark in row["gap_marks"]] == [None, "bars"]

@@ -120,13 +120,15 @@ def test_folder_of_audio_and_images(tmp_path):
     (source / "orphan.txt").write_text("x")
     (source / ".hidden.wav").write_bytes(b"")
     report = load("folder")(source, source, dev=0.0, test=0.0)
-    assert report.left_out == {".wav file without a text file": 1, "text file without an audio file or image": 1}
+    assert report.left_out == {"text file without an audio file or image": 1}
     found = {row["id"]: row for row in rows(source)}
     assert found["train/a"]["text"] == "HELLO * THERE"
     assert found["b"]["text"] == "  two  spaces"  # spaces are labels
     assert (found["test/c"]["width"], found["test/c"]["height"], found["test/c"]["split"]) == (50, 20, "test")
     assert found["b"]["path"] == "b.mp3"
-    assert report.notes == []
+    assert (found["lonely.wav"]["text"], found["lonely.wav"]["split"]) == ("*", "train")  # all of it is a gap
+    assert report.notes == ["1 files have no text beside them: nothing of theirs is known"]
+    assert report.only_gaps == 1
 
 
 def test_two_texts_of_a_file_and_two_files_of_a_text(tmp_path):
@@ -214,9 +216,45 @@ def test_table(tmp_path, delimiter):
 
 
 def test_table_with_other_columns(tmp_path):
-    source = table(tmp_path, "file\tsentence\tkey\nclips/0.wav\thi\tu1\n", "t.tsv")
-    load("table")(source, tmp_path / "out", path_column="file", text_column="sentence", id_column="key")
+    source = table(tmp_path, "where\twords\tkey\nclips/0.wav\thi\tu1\n", "t.tsv")
+    load("table")(source, tmp_path / "out", path_column="where", text_column="words", id_column="key")
     assert rows(tmp_path / "out")[0]["id"] == "u1"
+
+
+def test_common_voice(tmp_path):
+    """Its columns, its quotes, its folder of clips, and a split a table; validated.tsv has the rows of the others again."""
+    head = "client_id\tpath\tsentence_id\tsentence\tup_votes\tlocale\n"
+    for name, number, text in (("train", 0, '"Ho," said * "fox".'), ("test", 1, "deux"), ("validated", 2, "trois")):
+        table(tmp_path, f"{head}ann\t{number}.wav\tx\t{text}\t2\tfr\n", f"{name}.tsv")
+    assert corpora.reader_of(tmp_path) == "table"
+    report = load("table")(tmp_path, tmp_path / "out")
+    found = {row["id"]: row for row in rows(tmp_path / "out")}
+    assert {id: row["split"] for id, row in found.items()} == {"0": "train", "1": "test"}
+    assert found["0"]["text"] == '"Ho," said * "fox".'
+    assert (found["0"]["path"], found["0"]["speaker"], found["0"]["locale"]) == ("../clips/0.wav", "ann", "fr")
+    assert report.notes == [report.notes[-1]]
+    assert report.notes[0].startswith("the files lie outside")
+
+
+def test_parts_of_files_in_a_table(tmp_path):
+    sound(tmp_path / "hour.wav", 4.0)
+    text = (
+        "file_name,Transcription,start,end,offset2\nhour.wav,one,0.5,1.25,x\nhour.wav,two,3.5,4.02,\nhour.wav,all,,,\n"
+    )
+    load("table")(table(tmp_path, text), tmp_path / "out")
+    found = {row["text"]: row for row in rows(tmp_path / "out")}
+    assert [found["one"][name] for name in ("id", "start", "end", "duration")] == [
+        "hour-0000500-0001250",
+        0.5,
+        1.25,
+        0.75,
+    ]
+    assert (found["two"]["start"], found["two"]["end"], found["one"]["offset2"]) == (3.5, 4.0, "x")
+    assert not {"start", "end"} & found["all"].keys()
+    load("table")(table(tmp_path, "audio,text,begin,duration\nhour.wav,one,0.5,1\n"), tmp_path / "out")
+    assert [rows(tmp_path / "out")[0][name] for name in ("start", "end", "duration")] == [0.5, 1.5, 1.0]
+    with pytest.raises(ManifestError, match="line 2: start 'x' is not a number"):
+        load("table")(table(tmp_path, "audio,text,begin,duration\nhour.wav,one,x,1\n"), tmp_path / "out")
 
 
 def test_files_elsewhere_and_the_root_that_reads_them(tmp_path):
@@ -243,7 +281,7 @@ def test_the_root_of_folders_with_spaces_can_be_pasted(tmp_path):
 
 
 def test_the_split_of_a_table(tmp_path):
-    source = table(tmp_path, "path,text,subset\nclips/0.wav,one,mine\nclips/1.wav,two,\n")
+    source = table(tmp_path, "path,text,mine\nclips/0.wav,one,mine\nclips/1.wav,two,\n")
     assert "no column 'split': a hash of the id decides" in load("table")(source, tmp_path / "out").notes[0]
     for number in range(10):
         sound(tmp_path / "clips" / f"{number}.wav")
@@ -252,18 +290,18 @@ def test_the_split_of_a_table(tmp_path):
     assert "a hash of the speaker decides" in load("table")(speakers, tmp_path / "out", dev=0.45, test=0.45).notes[0]
     splits = [row["split"] for row in rows(tmp_path / "out")]
     assert len(set(splits[:5])) == len(set(splits[5:])) == 1
-    source = table(tmp_path, "path,text,subset\nclips/0.wav,one,mine\nclips/1.wav,two,\n")
+    source = table(tmp_path, "path,text,part\nclips/0.wav,one,mine\nclips/1.wav,two,\n")
     report = load("table")(source, tmp_path / "out", split="dev")
     assert list(report.splits) == ["dev"]
     assert not any("hash" in note for note in report.notes)
     named = table(tmp_path, "path,text,split\nclips/0.wav,one,mine\n")
     assert not any("hash" in note for note in load("table")(named, tmp_path / "out").notes)
     assert list(load("table")(named, tmp_path / "out", split="dev").splits) == ["dev"]  # the option wins
-    source = table(tmp_path, "path,text,subset\nclips/0.wav,one,mine\nclips/1.wav,two,\n")
-    load("table")(source, tmp_path / "out", split_column="subset")
+    source = table(tmp_path, "path,text,part\nclips/0.wav,one,mine\nclips/1.wav,two,\n")
+    load("table")(source, tmp_path / "out", split_column="part")
     assert rows(tmp_path / "out")[0]["split"] == "mine"
     for wrong in ("split_column", "id_column"):
-        with pytest.raises(ManifestError, match=r"line 1: no column 'subst' \(there are path, text, subset\)"):
+        with pytest.raises(ManifestError, match=r"line 1: no column 'subst' \(there are path, text, part\)"):
             load("table")(source, tmp_path / "out", **{wrong: "subst"})
 
 
@@ -293,8 +331,9 @@ def test_bad_rows_of_a_table(tmp_path, line, reason):
     ("data", "message"),
     [
         (b"path,text\nclips/0.wav,\xff\n", "line 2: not UTF-8"),
-        (b"file,text\n", "line 1: no column 'path' (there are file, text)"),
-        (b"", "line 1: no column 'path' (there are none)"),
+        (b"where,text\n", "line 1: no column is called path (there are where, text): name it with --path-column"),
+        (b"path,words\n", "line 1: no column is called text (there are path, words): name it with --text-column"),
+        (b"", "line 1: no column is called path (there are none)"),
         (b'path,text\nclips/0.wav,"open\n', "line 2: not CSV: unexpected end of data"),
         (b"path,text\n", "found nothing to put into a manifest"),
     ],

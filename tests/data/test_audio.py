@@ -1,12 +1,13 @@
 """Decoding and resampling: what comes out, and one sentence for everything that cannot come out."""
 
+import io
 import math
 import struct
 
 import pytest
 import torch
 
-from starseq.data.audio import decode, encode, probe, resample
+from starseq.data.audio import decode, encode, part, probe, resample
 from starseq.data.errors import DataError
 
 
@@ -104,3 +105,37 @@ def test_a_lying_header_allocates_nothing():
     data[21:26] = bytes([data[21] | 0x0F, 0xFF, 0xFF, 0xFF, 0xFF])  # total samples: 2^36 - 1, 256 GiB as float32
     with pytest.raises(DataError, match=r"cut short|decoded"):
         decode(bytes(data), name="a.flac")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "subtype"),
+    [("wav", name) for name in ("PCM_16", "PCM_24", "PCM_32", "PCM_U8", "ULAW", "FLOAT", "DOUBLE")]
+    + [("flac", "PCM_16"), ("flac", "PCM_24"), ("ogg", "VORBIS"), ("ogg", "OPUS"), ("mp3", None)],
+)
+@pytest.mark.parametrize("as_file", [False, True])
+def test_a_part_has_the_samples_of_the_whole(tmp_path, suffix, subtype, as_file):
+    noise = 0.1 * torch.randn((32_000, 2), generator=torch.Generator().manual_seed(0))
+    if subtype == "FLOAT":
+        noise *= 1_000  # as some write them
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(encode(noise, 16_000, format=suffix.upper(), subtype=subtype))
+    whole = decode(path, rate=None)
+    close = 1e-5 if suffix == "mp3" else 0.0
+    for start, end, first, last in ((0.5, 0.75, 8_000, 12_000), (1.25, None, 20_000, len(whole)), (0, 0.1, 0, 1_600)):
+        data = part(io.BytesIO(path.read_bytes()) if as_file else path, start, end)
+        assert probe(data).frames == last - first
+        assert (decode(data, rate=None) - whole[first:last]).abs().max() <= close
+    sides = [decode(part(path, 0.5, 0.75, channel=side), rate=None) for side in (0, 1)]
+    assert (sum(sides) / 2 - whole[8_000:12_000]).abs().max() <= 1e-3 * whole.abs().max()
+    assert not torch.equal(*sides)
+
+
+def test_a_part_of_what_is_no_audio(tmp_path):
+    (tmp_path / "a.wav").write_bytes(b"no audio")
+    for source in (tmp_path / "a.wav", io.BytesIO(b"no audio")):
+        with pytest.raises(DataError, match=r"x\.wav: not audio that can be decoded"):
+            part(source, 0, 1, name="x.wav")
+    with pytest.raises(DataError, match=r"b\.wav: no such file"):
+        part(tmp_path / "b.wav", 0, 1)
+    with pytest.raises(DataError, match=r"audio: there is nothing from 0 s to 1\.6 s, for it has 1 s"):
+        part(io.BytesIO(encode(torch.zeros(8_000), 8_000)), 0, 1.6)

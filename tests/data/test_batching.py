@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starseq.data.batching import BatchSampler, frames_after, split_evenly
+from starseq.data.batching import BatchSampler, split_evenly
 
 sizes = st.lists(st.floats(0.1, 60.0), min_size=1, max_size=120)
 worlds = st.integers(1, 5)
@@ -122,10 +122,3 @@ def test_split_evenly_and_empty():
     assert split_evenly([], 3) == []
     assert list(BatchSampler([])) == []
     assert [len(b) for b in split_evenly([list(range(8))], 4)] == [2, 2, 2, 2]
-
-
-@given(st.lists(st.integers(0, 10_000), min_size=1), st.integers(1, 16))
-def test_frames_after_is_the_ceiling(lengths, stride):
-    assert frames_after(torch.tensor(lengths), stride).tolist() == [-(-n // stride) for n in lengths]
-    with pytest.raises(ValueError, match="stride"):
-        frames_after(torch.tensor(lengths), 0)

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.strided import strided
 from torch.utils.data import DataLoader
 
 from starseq.data import audio, images, precompute
 from starseq.data.batching import BatchSampler
-from starseq.data.dataset import AudioReader, BatchLoader, FeatureReader, LineReader, ManifestDataset, collate
+from starseq.data.dataset import AudioReader, BatchLoader, LineReader, ManifestDataset, collate
 from starseq.data.errors import DataError
-from starseq.data.manifest import ManifestError, write_manifest
+from starseq.data.manifest import ManifestError, read_manifest, rebaser, write_manifest
 from starseq.text.tokeniser import Tokeniser
 from starseq.text.vocabulary import Vocabulary
 
@@ -81,15 +82,15 @@ def test_lines_in_columns_without_sizes_in_the_manifest(tmp_path):
     data = ManifestDataset(lines(tmp_path), LineReader(16, 40), LETTERS)
     assert data.sizes.tolist() == [20, 40, 12]
     assert collate([data[i] for i in range(3)]).x.shape == (3, 40, 16)
-    assert data.too_long(stride=8) == {}
-    assert list(data.too_long(stride=16)) == ["l2"]
+    assert data.too_long(strided(8)) == {}
+    assert list(data.too_long(strided(16))) == ["l2"]
 
 
 def test_too_long_counts_repeats_for_ctc(tmp_path):
     write_manifest(tmp_path / "m.jsonl", [{"id": "x", "path": "x.png", "text": "aab", "width": 24, "height": 32}])
     data = ManifestDataset(tmp_path / "m.jsonl", LineReader(), LETTERS)
-    assert data.too_long(8) == {}
-    assert list(data.too_long(8, repeats=True)) == ["x"]
+    assert data.too_long(strided(8)) == {}
+    assert list(data.too_long(strided(8), repeats=True)) == ["x"]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -102,7 +103,7 @@ def test_precomputed_features_are_equal_bit_for_bit(tmp_path, workers):
     assert result == (4, 0, 0)
     assert seen[-1] == (4, 4)
     fly = ManifestDataset(manifest, reader, LETTERS)
-    stored = ManifestDataset(tmp_path / "store" / "manifest.jsonl", FeatureReader(reader), LETTERS)
+    stored = ManifestDataset(tmp_path / "store" / "manifest.jsonl", reader, LETTERS)
     assert all(torch.equal(fly[i].x, stored[i].x) for i in range(4))
     assert fly.sizes.tolist() == stored.sizes.tolist()  # so the batches are the same
     assert [fly[i].open.tolist() for i in range(4)] == [stored[i].open.tolist() for i in range(4)]
@@ -163,19 +164,54 @@ def test_stored_features_of_other_settings_are_refused(tmp_path):
     from starseq.data.features import LogMel
 
     precompute.precompute(speech(tmp_path), tmp_path / "store", AudioReader())
-    other = FeatureReader(AudioReader(LogMel(bands=40)))
+    other = AudioReader(LogMel(bands=40))
     with pytest.raises(ManifestError, match=r"bands=80.* but .*bands=40.* is asked for"):
         ManifestDataset(tmp_path / "store" / "manifest.jsonl", other)[0]
     with pytest.raises(DataError, match="folder of its own"):
         precompute.precompute(tmp_path / "m.jsonl", tmp_path, AudioReader())
 
 
-def test_stored_features_are_not_taken_for_audio(tmp_path):
-    precompute.precompute(speech(tmp_path), tmp_path / "store", AudioReader())
-    with pytest.raises(
-        ManifestError, match=r"features, not audio: a recipe reads them with data\.reader\.name=features"
-    ):
-        ManifestDataset(tmp_path / "store" / "manifest.jsonl", AudioReader())[0]
+def test_stored_features_and_audio_in_one_manifest(tmp_path):
+    manifest = speech(tmp_path)
+    precompute.precompute(manifest, tmp_path / "store", AudioReader())
+    stored = list(read_manifest(tmp_path / "store" / "manifest.jsonl"))
+    fly = ManifestDataset(manifest, AudioReader(), LETTERS)
+    rebase = rebaser(tmp_path / "store" / "manifest.jsonl", tmp_path / "mixed.jsonl")
+    unsized = rebase(stored[0])
+    del unsized.fields["size"]
+    write_manifest(tmp_path / "mixed.jsonl", [unsized, *(fly.row(i) for i in (1, 2)), rebase(stored[3])])
+    mixed = ManifestDataset(tmp_path / "mixed.jsonl", AudioReader(), LETTERS)
+    assert all(torch.equal(fly[i].x, mixed[i].x) for i in range(4))
+    assert mixed.sizes == pytest.approx(fly.sizes, abs=0.01)
+
+
+def parts(folder: Path) -> Path:
+    """Rows in the longer of the files of `speech`: u1.wav."""
+    rows = [{"id": f"p{i}", "path": "u1.wav", "text": "ab", "start": 0.1 * i, "end": 0.1 * i + 0.5} for i in range(4)]
+    write_manifest(folder / "parts.jsonl", rows)
+    return folder / "parts.jsonl"
+
+
+def test_rows_in_a_longer_file(tmp_path):
+    speech(tmp_path)
+    data = ManifestDataset(parts(tmp_path), AudioReader(), LETTERS)
+    whole = audio.decode(tmp_path / "u1.wav")
+    for i in range(4):
+        assert torch.equal(data[i].x, AudioReader().log_mel(whole[1_600 * i : 1_600 * i + 8_000]))
+    assert data.sizes == pytest.approx([0.5] * 4)  # as the rows say
+    row = data.row(3).fields
+    del row["end"]
+    write_manifest(tmp_path / "open.jsonl", [row])
+    assert ManifestDataset(tmp_path / "open.jsonl", AudioReader(), LETTERS).sizes == pytest.approx([0.7])  # measured
+
+
+def test_features_of_rows_in_a_longer_file(tmp_path):
+    speech(tmp_path)
+    data = ManifestDataset(parts(tmp_path), AudioReader(), LETTERS)
+    precompute.precompute(parts(tmp_path), tmp_path / "store", AudioReader())
+    stored = ManifestDataset(tmp_path / "store" / "manifest.jsonl", AudioReader(), LETTERS)
+    assert all(torch.equal(stored[i].x, data[i].x) for i in range(4))
+    assert (stored.row(1)["start"], stored.row(1)["end"]) == (0.1, 0.6)
 
 
 def test_a_field_called_features_may_be_the_users_own(tmp_path):
@@ -188,7 +224,7 @@ def test_stored_features_are_never_unpickled(tmp_path):
     row = {"id": "x", "path": "evil.npy", "text": "a", "features": AudioReader().key, "size": 1.0}
     write_manifest(tmp_path / "m.jsonl", [row])
     with pytest.raises(ManifestError, match="not an array of features"):
-        ManifestDataset(tmp_path / "m.jsonl", FeatureReader(AudioReader()))[0]
+        ManifestDataset(tmp_path / "m.jsonl", AudioReader())[0]
 
 
 @pytest.mark.parametrize(
@@ -241,6 +277,8 @@ def test_hooker_fits_at_64_pixels():
         for split in ("train", "dev", "test")
     }
     assert counts == {"train": 5466, "dev": 497, "test": 892}
-    small = ManifestDataset(manifest, LineReader(32, 600), characters, split="train").too_long(4, repeats=True)
-    large = ManifestDataset(manifest, LineReader(64, 1200), characters, split="train").too_long(4, repeats=True)
+    small = ManifestDataset(manifest, LineReader(32, 600), characters, split="train").too_long(strided(4), repeats=True)
+    large = ManifestDataset(manifest, LineReader(64, 1200), characters, split="train").too_long(
+        strided(4), repeats=True
+    )
     assert len(large) < len(small)

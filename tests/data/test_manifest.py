@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from starseq.data import audio
 from starseq.data.errors import DataError
 from starseq.data.manifest import (
     BadRow,
@@ -125,6 +127,13 @@ def test_progress_counts_bytes_to_the_end(tmp_path: Path) -> None:
         (line(offset=0.5, nbytes=1, archive="a.tar"), "field 'offset' must be a whole number from 0, not 0.5"),
         (line(offset=True, nbytes=1, archive="a.tar"), "field 'offset' must be a whole number from 0, not True"),
         (line(offset=0, nbytes=1, archive=""), "field 'archive' must be a file name, not ''"),
+        (line(start=-1), "field 'start' must be seconds from 0, not -1"),
+        (line(start="1"), "field 'start' must be seconds from 0, not '1'"),
+        (line(start=1, end=1), "field 'end' must be seconds behind 'start', 1, not 1"),
+        (line(end=None), "field 'end' must be seconds behind 'start', 0, not null"),
+        (line(start=1, end=3, duration=3600), "field 'duration' is 3600, but 'end' - 'start' is 2"),
+        (line(channel=0.5), "field 'channel' must be a whole number from 0, not 0.5"),
+        (line(channel=True), "field 'channel' must be a whole number from 0, not True"),
         (line(id="u0"), "id 'u0' was used before"),
     ],
 )
@@ -263,6 +272,42 @@ def test_files_and_members_of_archives(tmp_path: Path) -> None:
         assert read_bytes(row, tmp_path) == content
         with open_member(row, tmp_path) as file:
             assert file.read() == content
+
+
+def test_parts_of_files_and_of_members(tmp_path: Path) -> None:
+    left = torch.linspace(-0.5, 0.5, 8_000)
+    data = audio.encode(torch.stack((left, -left), dim=1), 8_000, subtype="FLOAT")
+    (tmp_path / "r.wav").write_bytes(data)
+    (tmp_path / "a.tar").write_bytes(b"01" + data + b"0" * 100)
+    for place in ({}, {"archive": "a.tar", "offset": 2, "nbytes": len(data)}):
+        row = Row({**GOOD, "path": "r.wav", **place})
+        assert read_bytes(row, tmp_path) == data
+        for part, expected in (
+            ({"start": 0.25, "end": 0.5, "channel": 1}, -left[2_000:4_000]),
+            ({"end": 0.5, "channel": 0}, left[:4_000]),
+            ({"start": 0.75, "channel": 0}, left[6_000:]),
+            ({"channel": 1}, -left),
+            ({"start": 0.25, "end": 0.5}, torch.zeros(2_000)),
+        ):
+            found = audio.decode(read_bytes(row.replace(**part), tmp_path), rate=None)
+            assert torch.equal(found, expected)
+        with pytest.raises(DataError, match=r"^r\.wav: there is nothing from 2 s to 3 s, for it has 1 s"):
+            read_bytes(row.replace(start=2, end=3), tmp_path)
+    with open_member(Row({**GOOD, "archive": "a.tar", "offset": 2, "nbytes": 10}), tmp_path) as file:
+        assert (file.seek(-4, 2), file.read(2), file.tell(), file.read(), file.read()) == (
+            6,
+            data[6:8],
+            8,
+            data[8:10],
+            b"",
+        )
+
+
+def test_how_long_a_row_is() -> None:
+    assert Row({"duration": 2.5, "start": 1, "end": 4}).seconds == 2.5
+    assert Row({"start": 1, "end": 4}).seconds == 3.0
+    assert Row({"end": 4}).seconds == 4.0
+    assert Row({"start": 1}).seconds is None
 
 
 @pytest.mark.parametrize(

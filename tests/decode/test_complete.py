@@ -20,10 +20,11 @@ from tests.text.test_known import TEXTS, check_kept, tokenisers
 
 from starseq.decode.complete import Completion, complete, complete_together
 from starseq.decode.ngram_automaton import NGramAutomaton
-from starseq.jobs._fill import fill
+from starseq.jobs._fill import fill, next_best
 from starseq.text.gaps import has_gap, split_gaps
 from starseq.text.known import known_text
 from starseq.text.tokeniser import Tokeniser
+from starseq.text.vocabulary import Vocabulary
 
 UNLIMITED: dict[str, Any] = {"beam": 10**6, "beam_threshold": math.inf, "tokens_per_frame": 10**6}
 
@@ -438,7 +439,7 @@ def test_a_text_is_kept_by_a_model_that_reads_anything(
     filled = fill(known, found.tokens, threshold=threshold, whole=whole)
     before, after = split_gaps(text), split_gaps(filled.text)
     if known.complete:
-        assert filled.text == (text or "*")  # a row without any text is a gap
+        assert filled.text == (text if text.strip() else text + "*")  # a row without any text is a gap
     elif has_gap(text):
         # Marks with nothing between them are one gap; all other text stands as it is, and marks or fillings between.
         pattern = ".*".join(re.escape(segment) for segment in before)
@@ -455,3 +456,35 @@ def test_a_text_is_kept_by_a_model_that_reads_anything(
         for reading in known.readings(found.labels, [token.known for token in found.tokens])
     }
     check_kept(text, known, items, tokeniser.unit)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**16), st.sampled_from(["*", "a*", "*b*", "ab"]), st.booleans())
+def test_the_next_best_are_those_of_brute_force(seed: int, text: str, merge: bool) -> None:
+    """By their share of P(y|x) among what was found and them, in order."""
+    log_probs = (3 * torch.randn(4, 4, generator=torch.Generator().manual_seed(seed))).log_softmax(1)
+    tokeniser = Tokeniser(Vocabulary("abc"), "char")
+    known = known_text(tokeniser, text)
+    (found,) = complete(log_probs, known.labels, known.open, merge_repeats=merge, keep_beam=True, **UNLIMITED)
+    everything = probabilities(log_probs, merge)
+    assert set(found.beam) == {y for y in everything if contains(y, known.labels, known.open)}
+    others = next_best(known, found, log_probs, merge_repeats=merge)
+    assert set(others) <= {gap for gap, is_open in enumerate(known.open) if is_open}
+    if text in ("*", "a*"):
+        start = len(known.labels)
+        rest = [y for y in found.beam if y != found.labels and y[:start] == known.labels and len(y) > start]
+        best = sorted(rest, key=lambda y: -everything[y])[:3]
+        whole = everything[found.labels] + math.fsum(everything[y] for y in best)
+        expected = [("".join("?abc"[token] for token in y[start:]), everything[y] / whole) for y in best]
+        guesses = [(one["text"], one["confidence"]) for one in others[start]]
+        shown = [(filling, share) for filling, share in expected if share >= 5e-5]
+        assert [filling for filling, _ in guesses] == [filling for filling, _ in shown]
+        assert [share for _, share in guesses] == pytest.approx([share for _, share in shown], abs=1e-3)
+
+
+def test_without_a_beam_there_is_nothing_next() -> None:
+    known = known_text(Tokeniser(Vocabulary("ab"), "char"), "a*")
+    log_probs = torch.zeros(3, 3).log_softmax(1)
+    (found,) = complete(log_probs, known.labels, known.open)
+    assert found.beam == ()
+    assert next_best(known, found, log_probs, merge_repeats=False) == {}

@@ -74,6 +74,31 @@ def test_every_row_is_completed(run: Path, tmp_path: Path, mark: bool) -> None:
         assert not left
 
 
+def test_what_a_mark_says_of_the_extent_is_kept(run: Path, tmp_path: Path) -> None:
+    """Whatever is filled in is as long as the marks say, and what is left keeps its marks."""
+    rows = list(read_manifest(run / "data" / "partial1.json"))[:8]
+    lengths = set()
+    for least, most in ((2, 2), (3, 4)):
+        marks = [
+            [
+                {"start": 2 * i, "end": 2 * i + 1, "mark": "?", "least": least, "most": most, "unit": "char"}
+                for i in range(row.text.count("*"))
+            ]
+            for row in rows
+        ]
+        manifest, target = run / "data" / "bounded.json", tmp_path / "out.jsonl"
+        write_manifest(manifest, [row.replace(gap_marks=one) for row, one in zip(rows, marks, strict=True)])
+        call(run, manifest, target)
+        for before, new in zip(marks, read_manifest(target), strict=True):
+            assert all(least <= len(one["text"].replace(" ", "")) <= most for one in new.get("added", []))
+            filled = [one["mark"] for one in new.get("added", [])]
+            assert len(new["gap_marks"]) == new.text.count("*")
+            assert [one for one in before if one not in filled] == new["gap_marks"]
+            lengths |= {len(one["text"]) for one in new.get("added", [])}
+    assert lengths
+    assert lengths <= {2, 3, 4}
+
+
 def test_tokens_last_where_repeats_are_merged(run: Path, tmp_path: Path) -> None:
     longest = {}
     kept = shutil.copytree(run, tmp_path / "kept")
@@ -237,12 +262,14 @@ def test_every_gap_that_is_left_is_listed(run: Path, tmp_path: Path) -> None:
     for threshold in (0.0, 0.2, 1.0):
         counts = call(run, manifest, tmp_path / "out.jsonl", threshold=threshold)
         left = [json.loads(line) for line in (tmp_path / "out.left.jsonl").read_text().splitlines()]
-        silent = [
-            int(re.findall(r"nothing was read in (\d) of its gaps", one["reason"])[0])
-            for one in left
-            if "guess" not in one
-        ]
-        assert counts.left == sum("guess" in one for one in left) + sum(silent)
+        texts = {row.id: split_gaps(row.text) for row in read_manifest(tmp_path / "out.jsonl")}
+        marks = {
+            (id, len("*".join(segments[: n + 1]))) for id, segments in texts.items() for n in range(len(segments) - 1)
+        }
+        places = [(one["id"], one["position"]) for one in left if "position" in one]
+        assert len(places) == counts.left
+        assert set(places) == marks
+        assert all(("guess" in one) != (one["reason"] == "nothing was read there") for one in left if "position" in one)
         assert counts.left + counts.filled == 6
     assert counts.filled == 0
 

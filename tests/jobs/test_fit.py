@@ -15,10 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tests.commands import Command
 
 from starseq import runs
 from starseq.corpora import digits
+from starseq.data import audio
 from starseq.data.drop import Dropper, FixedDrop
 from starseq.data.errors import DataError
 from starseq.data.manifest import Row, read_bytes, read_manifest, write_manifest
@@ -130,7 +132,7 @@ def test_the_whole_way(data: Path, whole: tuple[Path, list[str], list[job.Moment
     # What is judged on is in no language model.
     assert {row["split"] for row in read_manifest(out / "lm" / "train.jsonl")} == {"train"}
     html = (out / "report.html").read_text()
-    for part in ("teacher (STC)", "student (CTC)", "What was filled in", "<dt>completed</dt>", "class=lost"):
+    for part in ("teacher (STC)", "student (CTC)", "What was filled in", "<mark class=in>", "data:image/jpeg"):
         assert part in html, part
     assert [moment.share for moment in moments] == sorted(moment.share for moment in moments)
     assert {*PARTS} <= {moment.part for moment in moments}
@@ -461,6 +463,19 @@ def test_files_lie_beside_what_was_prepared_or_in_data(tmp_path: Path) -> None:
         _plan.root_of(manifest, tmp_path / "out", folders[:1])
 
 
+def test_a_plan_reads_the_files_that_a_fit_would(tmp_path: Path) -> None:
+    """Also where they lie beside DATA: between it and --out."""
+    out, data = tmp_path / "fit", tmp_path / "data"
+    data.mkdir()
+    planned, real = (
+        job._Fit(data, at, None, (), None, job._State(at, {}, {}), lambda _: None, print)
+        for at in (Path("/elsewhere/fit"), out)
+    )
+    planned.near = out
+    for one in (planned, real):
+        assert tmp_path.resolve() in one._allowed(one.out / "data" / "manifest.jsonl")
+
+
 # --- what the student learns from -------------------------------------------------------------------------------------
 
 
@@ -495,6 +510,21 @@ def test_digits_are_prepared_whatever_lies_there(tmp_path: Path, monkeypatch: py
     write_manifest(foreign, [{"id": "foreign", "path": "a.png", "text": "x"}])
     one = job._Fit("digits", tmp_path / "out", None, (), None, job._State(tmp_path, {}, {}), lambda _: None, print)
     assert "foreign" not in {row.id for row in read_manifest(one._source())}
+
+
+def test_a_manifest_of_another_toolkit_is_prepared(tmp_path: Path) -> None:
+    source = tmp_path / "train_manifest.json"
+    (tmp_path / "a.wav").write_bytes(audio.encode(torch.zeros(8_000), 8_000))
+    source.write_text('{"audio_filepath": "a.wav", "offset": 0.25, "duration": 0.5, "text": "the * fox"}\n')
+    said: list[str] = []
+    one = job._Fit(source, tmp_path / "out", None, (), None, job._State(tmp_path, {}, {}), lambda _: None, said.append)
+    (row,) = read_manifest(one._source())
+    assert (row.text, row["start"], row["end"], row["split"]) == ("the * fox", 0.25, 0.75, "train")
+    assert said == [f"{source}: read as NeMo, 1 rows"]
+    ours = tmp_path / "ours.json"
+    write_manifest(ours, [{"id": "a", "path": "a.wav", "text": "x"}])
+    one = job._Fit(ours, tmp_path / "out", None, (), None, job._State(tmp_path, {}, {}), lambda _: None, said.append)
+    assert one._source() == ours
 
 
 def test_a_weak_teacher_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -607,7 +637,7 @@ def test_ctrl_c_is_one_sentence(data: Path, tmp_path: Path, command: Command, mo
 
 
 def test_what_is_decided_fits_the_recipes() -> None:
-    for changes in ((), _plan.CLOSED, ("text.missing=word", "criterion.name=stc"), ("data.reader.name=features",)):
+    for changes in ((), _plan.CLOSED, ("text.missing=word", "criterion.name=stc")):
         speech = _plan.recipe_for_steps("speech", [*changes], 3000, ["optim.lr=0.002"])
         assert (speech.trainer.max_steps, speech.trainer.eval_every, speech.optim.warmup_steps) == (3000, 300, 300)
         assert speech.optim.lr == 0.002

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.commands import Command
 
 from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, read_manifest, write_manifest
@@ -61,6 +62,25 @@ def test_statistics_count_what_is_there(tmp_path: Path) -> None:
     assert (result.words.low, result.words.high) == (3, 3)
     assert (result.numbers["duration"].low, result.numbers["duration"].total) == (1.0, 5050.0)
     assert set(result.characters) == set("ab *")
+    assert (result.gaps, result.with_gaps) == (100, 100)
+
+
+def test_gaps_are_counted_and_selected(tmp_path: Path, command: Command) -> None:
+    texts = ["a", r"a \* b", "a * b", "* a *"]
+    path = tmp_path / "m.jsonl"
+    write_manifest(path, [{"id": text, "path": "p", "text": text} for text in texts])
+    assert (statistics(path).gaps, statistics(path).with_gaps, statistics(path).marked) == (3, 2, 2)
+    assert "gaps        3, in 2 rows\n" in command("manifest", "stats", path).out
+    for condition, kept in {
+        "gaps>0": texts[2:],
+        "gaps=0": texts[:2],
+        "gaps >= 2": texts[3:],
+        "gaps!=1": [*texts[:2], texts[3]],
+    }.items():
+        assert command("manifest", "filter", path, tmp_path / "o.jsonl", "--where", condition).code == 0
+        assert [row.text for row in read_manifest(tmp_path / "o.jsonl")] == kept
+    with pytest.raises(DataError, match="no row has the field 'gaps'"):  # which says nothing of how many
+        filter_manifest(path, tmp_path / "o.jsonl", [Condition.parse("gaps=marked")])
 
 
 def test_filter_keeps_rows_untouched(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`starseq prepare`, as a command: help, messages, and what a killed one leaves behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -67,6 +68,36 @@ def test_rows_that_say_nothing_of_gaps_are_counted(tmp_path, starseq):
     assert "say nothing of gaps" not in printed
 
 
+def test_marks_are_read_counted_and_shown(tmp_path, starseq):
+    folder = clips(tmp_path / "src", 4)
+    for name, text in zip("0123", ("HE [...] LLO", "[?] WORLD [?]", "(sic) [sic] @@", "SO *"), strict=True):
+        (folder / f"c0000{name}.txt").write_text(text)
+    code, printed, error = starseq("folder", folder, folder, "--marks", "speech", "--gap", "@+", "--gap", "never")
+    assert (code, error) == (0, "")
+    assert "gap: 2 x [?], as in '[?] WORLD [?]'" in printed
+    assert "gap: 1 x --gap @+, as in 'ic) [sic] @@'" in printed
+    assert "gaps without a rule, for they look like marks: '[sic]' 1 x; --gap or a file of rules" in printed
+    assert "say nothing of gaps" not in printed
+    rows = list(read_manifest(folder / "manifest.jsonl"))
+    assert [row.text for row in rows] == ["HE * LLO", "* WORLD *", "(sic) * *", "SO *"]
+    assert {row["gaps"] for row in rows} == {"marked"}
+    stats = json.loads((folder / "STATS.json").read_text())
+    assert stats["marks"]["[...]"] == {"action": "gap", "count": 1, "examples": ["HE [...] LLO"]}
+    assert stats["marks_without_rule"] == {"[sic]": 1}
+    code, printed, _ = starseq("folder", folder, folder)
+    assert (
+        "read as characters, though they look like a transcriber's marks: '[?]' 2 x, '[...]' 1 x, '[sic]' 1 x"
+        in printed
+    )
+    for arguments, sentence in (
+        (("--marks", "none"), "marks: 'none' is neither one of leiden, tei, transkribus, speech nor a file"),
+        (("--gap", "("), "--gap '(': not a regular expression"),
+    ):
+        code, _, error = starseq("folder", folder, folder, *arguments)
+        assert (code, error.count("\n")) == (2, 1)
+        assert sentence in error
+
+
 def test_prepare_then_features(tmp_path, starseq):
     code, printed, error = starseq("folder", clips(tmp_path / "src"), tmp_path / "src", "--dev", "0", "--test", "0")
     assert code == 0, error
@@ -74,11 +105,11 @@ def test_prepare_then_features(tmp_path, starseq):
     assert "4 characters: 'LHEO'" in printed
     _, printed, _ = starseq("features", tmp_path / "src" / "manifest.jsonl", tmp_path / "store")
     assert "3 rows, 0 shards were there already" in printed
-    assert "a recipe reads them with data.reader.name=features\n" in printed
+    assert "a recipe" not in printed
     _, printed, _ = starseq(
         "features", tmp_path / "src" / "manifest.jsonl", tmp_path / "other", "--rate", "8000", "--bands", "40"
     )
-    assert "data.reader.name=features data.reader.rate=8000 data.reader.bands=40\n" in printed
+    assert "a recipe reads them with data.reader.rate=8000 data.reader.bands=40\n" in printed
     assert len(list(read_manifest(tmp_path / "store" / "manifest.jsonl"))) == 3
 
 

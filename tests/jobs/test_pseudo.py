@@ -33,7 +33,7 @@ from starseq.decode.confidence import Judge
 from starseq.decode.greedy import greedy
 from starseq.jobs import _label, _stream
 from starseq.jobs import pseudo as job
-from starseq.jobs._fill import Filled, fill
+from starseq.jobs._fill import Filled, fill, places_of_marks
 from starseq.jobs._stream import Shard
 from starseq.jobs.drop import drop
 from starseq.jobs.evaluate import evaluate
@@ -48,7 +48,7 @@ from starseq.text.vocabulary import Vocabulary
 from starseq.train.data import training_data, vocabulary_of
 
 LINES = 12
-OUT = ("out.jsonl", "out.summary.json", "out.failed.jsonl")
+OUT = ("out.jsonl", "out.summary.json", "out.failed.jsonl", "out.left.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +126,15 @@ def test_in_is_out_and_failed(run: Path, partial: Path, tmp_path: Path, kind: jo
     if kind == "confident":
         assert summary.tally.labels["taken_out"] > 0
         assert any(has_gap(row.text) for row in after.values())
+    left = [json.loads(line) for line in (tmp_path / "deep" / "out.left.jsonl").read_text().splitlines()]
+    assert {(one["id"], one["position"]) for one in left if "position" in one} == {
+        (row.id, position)
+        for row in after.values()
+        if row["split"] == "train"
+        for position in places_of_marks(row.text)
+    }
+    assert sum("position" in one for one in left) == summary.tally.gaps["left"]
+    assert (kind == "confident") == any("guess" in one for one in left)
     saved = json.loads((tmp_path / "deep" / "out.summary.json").read_text())
     assert saved == json.loads(json.dumps(summary.to_dict()))
     assert sum(saved["confidence"]["histogram"]) == summary.done
@@ -230,7 +239,7 @@ def test_gaps_that_are_known_to_hold_something_are_counted(
     """Where a reading was refused, and where part of a word stands; a gap in which nothing was read is none."""
 
     def refuses(*arguments: Any, **options: Any) -> Filled:
-        return Filled("1 * qu* 2", [], [{"position": 2}, {"position": 6}], [], 2)
+        return Filled("1 * qu* 2", [], [{"guess": "", "position": 2}, {"guess": "", "position": 6}], [], 2)
 
     monkeypatch.setattr(_label, "fill", refuses)
     label(run, partial, tmp_path / "out.jsonl")
@@ -592,7 +601,8 @@ def test_a_student_trains_on_it(run: Path, partial: Path, tmp_path: Path, kind: 
     splits, normaliser = student.data.splits, student.text.normaliser
     vocabulary = vocabulary_of(target, unit=student.text.unit, splits=splits.train, normaliser=normaliser)
     data = training_data(  # stride 1: an untrained teacher repeats itself, and repeats need frames
-        target, student.reader(), student.tokeniser(vocabulary), train=splits.train, dev=splits.dev, stride=1,
+        target, student.reader(), student.tokeniser(vocabulary), train=splits.train, dev=splits.dev,
+        output_lengths=lambda frames: frames,
         repeats=criterion == "ctc", root=run / "data",
     )  # fmt: skip
     assert len(data.train) == summary.done

@@ -129,6 +129,16 @@ def test_a_file_that_cannot_be_read_keeps_its_place(run: Path, tmp_path: Path) -
     assert found[1] == Failure(str(bad), f"{bad}: not an image that can be decoded")
 
 
+def test_a_whole_page_is_no_line(run: Path, tmp_path: Path) -> None:
+    page, heading = tmp_path / "page.png", tmp_path / "heading.png"
+    Image.new("L", (900, 1200), 230).save(page)
+    Image.new("L", (2000, 900), 230).save(heading)
+    refused, read = transcribe(run, [page, heading], device="cpu")
+    assert isinstance(refused, Failure)
+    assert refused.reason.startswith(f"{page}: 900 x 1200 pixels look like a whole page, and a run reads lines;")
+    assert not isinstance(read, Failure)
+
+
 def test_transcripts_have_places_in_the_file_as_it_is(run: Path, tmp_path: Path) -> None:
     small = image(run, tmp_path)
     large = tmp_path / "b.png"

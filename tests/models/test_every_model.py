@@ -7,8 +7,7 @@ import torch
 
 import starseq
 from starseq import models
-from starseq.data.batching import frames_after
-from starseq.models import padding
+from starseq.models.padding import frames_after
 
 TOKENS = ["<blank>", *"abcdefg"]
 # Small forms of the large ones: the same code.
@@ -39,7 +38,7 @@ def without_chance(model):
     return model.train()
 
 
-@pytest.fixture(params=models.names())
+@pytest.fixture(params=sorted(set(models.names()) - {"hf"}))
 def name(request):
     return request.param
 
@@ -55,12 +54,6 @@ def test_signature(name):
     assert all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in parameters[2:])
 
 
-def test_lengths_agree_with_the_data():
-    lengths = torch.arange(50)
-    for stride in (1, 2, 3, 4, 8):
-        assert padding.frames_after(lengths, stride).equal(frames_after(lengths, stride))
-
-
 @pytest.mark.parametrize("T", [0, 1, 3, 8, 9, 41])
 def test_frames_are_ceil_of_t_over_stride(name, T):
     model = small(name).eval()
@@ -68,6 +61,7 @@ def test_frames_are_ceil_of_t_over_stride(name, T):
     logits, after = model(torch.randn(3, T, HEIGHT), lengths)
     assert logits.shape == (3, -(-T // model.stride), len(TOKENS))
     assert after.equal(frames_after(lengths, model.stride))
+    assert after.equal(model.output_lengths(lengths))
     assert logits.isfinite().all()
 
 

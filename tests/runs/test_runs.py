@@ -42,7 +42,7 @@ def test_what_was_saved_comes_back(folder: Path, root: Path) -> None:
     assert all(torch.equal(expected[name], tensor) for name, tensor in run.model.state_dict().items())
     assert (run.step, run.dev_error, run.criterion, run.model.training) == (7, 12.5, "stc", False)
     assert run.log_penalty == math.log(0.25)
-    assert (run.seconds_per_frame, run.columns_per_frame, run.stride) == (None, 4, 4)
+    assert (run.seconds_per_frame, run.stride) == (None, 4)
     assert run.manifest == root / "manifest.jsonl"
 
 
@@ -52,7 +52,7 @@ def test_time_of_a_frame(folder: Path) -> None:
     save_model(folder, recipe.network(Vocabulary("012345678")), step=1, log_penalty=None, dev_error=None)
     run = runs.load(folder)
     assert run.seconds_per_frame == pytest.approx(0.08)
-    assert (run.columns_per_frame, run.log_penalty, run.dev_error) == (None, None, None)
+    assert (run.log_penalty, run.dev_error) == (None, None)
 
 
 @pytest.mark.parametrize("file", ["recipe.yaml", "tokens.txt", "model.safetensors"])

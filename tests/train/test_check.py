@@ -76,8 +76,6 @@ def test_files_of_another_kind(tmp_path: Path) -> None:
         match=r"its rows are audio \(a\.wav\), and data\.reader\.name=line reads images: begin with the recipe speech",
     ):
         started("handwriting", speech(tmp_path))
-    with pytest.raises(DataError, match=r"its rows are audio .* reads features: give data\.reader\.name=audio$"):
-        started("speech", speech(tmp_path), "data.reader.name=features")
 
 
 @pytest.mark.parametrize("change", [{"path": "a"}, {"path": "a", "archive": "x.tar", "offset": 0, "nbytes": 9}])
@@ -93,12 +91,12 @@ def test_features_of_other_bands(tmp_path: Path) -> None:
     row = {"id": "a", "path": "a.npy", "text": "x", "split": "train", "size": 3.0, "features": key}
     write_manifest(tmp_path / "manifest.jsonl", [row, {**row, "id": "b", "split": "dev"}])
     with pytest.raises(DataError) as caught:
-        started("speech", tmp_path, "data.reader.name=features")
+        started("speech", tmp_path)
     mend = overrides_in(str(caught.value))
     assert mend == ["data.reader.rate=8000", "data.reader.bands=40"]
-    assert started("speech", tmp_path, "data.reader.name=features", *mend)
-    with pytest.raises(DataError, match=r"its rows are features .* give data\.reader\.name=features"):
-        started("speech", tmp_path)
+    assert started("speech", tmp_path, *mend)
+    with pytest.raises(DataError, match=r"its rows are audio .* begin with the recipe speech"):
+        started("handwriting", tmp_path)
 
 
 def test_audio_of_a_lower_rate(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests import tiny
+from tests.strided import strided
 
 from starseq.data.dataset import LineReader
 from starseq.data.drop import Dropper, FixedDrop
@@ -74,7 +75,14 @@ def test_a_bad_file_is_named_when_workers_fill_the_cache(root: Path, tmp_path: P
 def test_rows_that_do_not_fit_are_excluded_and_named(root: Path) -> None:
     def data(stride: int, repeats: bool = False) -> tuple[int, tuple[str, ...], str]:
         made = training_data(
-            root / "manifest.jsonl", LineReader(), DIGITS, train=["train"], dev=["dev"], stride=stride, repeats=repeats
+            root / "manifest.jsonl",
+            LineReader(),
+            DIGITS,
+            train=["train"],
+            dev=["dev"],
+            output_lengths=strided(stride),
+            stride=stride,
+            repeats=repeats,
         )
         assert all(made.train.row(i).id not in made.report.too_long for i in range(len(made.train)))
         return len(made.train), made.report.too_long, str(made.report)
@@ -107,7 +115,15 @@ def test_a_split_that_is_not_there(root: Path) -> None:
 )
 def test_a_misspelt_test_split_is_said(root: Path, test: list[str], sentence: str | None) -> None:
     made = training_data(
-        root / "manifest.jsonl", LineReader(), DIGITS, train=["train"], dev=["dev"], test=test, stride=4, repeats=False
+        root / "manifest.jsonl",
+        LineReader(),
+        DIGITS,
+        train=["train"],
+        dev=["dev"],
+        test=test,
+        output_lengths=strided(4),
+        stride=4,
+        repeats=False,
     )
     assert ("data.splits.test" in str(made.report)) == (sentence is not None)
     assert sentence is None or sentence in str(made.report)
@@ -118,7 +134,15 @@ def test_no_row_to_test_on_is_no_mistake(more: list[dict[str, str]], tmp_path: P
     rows = [{**LINE, **row} for row in ({"id": "a", "split": "train"}, *more)]
     write_manifest(tmp_path / "m.jsonl", rows)
     made = training_data(
-        tmp_path / "m.jsonl", LineReader(), DIGITS, train=["train"], dev=[], test=["test"], stride=4, repeats=False
+        tmp_path / "m.jsonl",
+        LineReader(),
+        DIGITS,
+        train=["train"],
+        dev=[],
+        test=["test"],
+        output_lengths=strided(4),
+        stride=4,
+        repeats=False,
     )
     assert made.report.unnamed == ()
     assert "data.splits.test" not in str(made.report)
@@ -141,7 +165,14 @@ def test_dev_is_what_has_a_complete_text(root: Path, tmp_path: Path) -> None:
         changed = (row.replace(**change(i)) if row["split"] == "dev" else row for i, row in enumerate(rows))
         write_manifest(root / "holes.jsonl", changed)
         return training_data(
-            root / "holes.jsonl", LineReader(), DIGITS, train=["train"], dev=["dev"], stride=4, repeats=False
+            root / "holes.jsonl",
+            LineReader(),
+            DIGITS,
+            train=["train"],
+            dev=["dev"],
+            output_lengths=strided(4),
+            stride=4,
+            repeats=False,
         )
 
     every = data(lambda i: {}).report

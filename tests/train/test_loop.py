@@ -8,6 +8,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -326,7 +328,7 @@ class _Poison(torch.nn.Module):
     def __init__(self, model: torch.nn.Module, calls: set[int]) -> None:
         super().__init__()
         self.inner, self.calls, self.count = model, calls, 0
-        self.stride = model.stride
+        self.output_lengths = model.output_lengths
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         logits, lengths = self.inner(x, lengths)
@@ -706,3 +708,13 @@ def test_shares_of_a_step() -> None:
     assert (share_of(32, 1), share_of(32, 8)) == (32, 4)
     with pytest.raises(DataError, match="32 batches cannot be shared equally by 6 processes"):
         share_of(32, 6)
+
+
+def test_fabric_comes_without_what_it_does_not_use() -> None:
+    """Half of the seconds before a training were torchmetrics, with scipy, matplotlib and transformers, for its version alone."""
+    code = (
+        "from starseq.train.processes import start; start(accelerator='cpu'); "
+        "import sys; print(sorted({'torchmetrics', 'matplotlib', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from starseq.extras import missing
+from starseq.extras import STOPPED, missing
 
 if TYPE_CHECKING:
     from starseq.jobs._stream import Counts
@@ -33,6 +33,12 @@ def main() -> None:
     """
     try:
         app(prog_name="starseq")
+    except SystemExit as end:
+        if end.code == 130 and not isinstance(end, Said):  # Ctrl-C, while nothing was under way that knows more
+            fail(STOPPED, 130)
+        raise
+    except KeyboardInterrupt:
+        fail(STOPPED, 130)
     except (ValueError, OSError, ModuleNotFoundError) as error:
         if os.environ.get("STARSEQ_TRACEBACK"):
             raise
@@ -48,9 +54,13 @@ def _sentence(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+class Said(SystemExit):
+    """An end of which the user was told."""
+
+
 def fail(sentence: str, code: int = 2) -> NoReturn:
     typer.echo(f"starseq: {sentence}", err=True)
-    raise SystemExit(code)
+    raise Said(code)
 
 
 @contextmanager
@@ -101,6 +111,13 @@ SkipUnreadable = Annotated[
     bool, typer.Option("--skip-bad", help="List files that cannot be read among the failed, and go on.")
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `starseq train`.")]
+OutRows = Annotated[
+    Path,
+    typer.Option(
+        "--out", "-o", metavar="FILE",
+        help="Manifest to write; .json is NeMo's, .jsonl.gz lhotse's, .csv and .tsv are tables, .srt and .vtt subtitles.",
+    ),
+]  # fmt: skip
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")]
 Root = Annotated[
     Path | None,

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from starseq.cli._app import Device, Root, RunFolder, SkipUnreadable, app, progress_bar
+from starseq.cli._app import Device, OutRows, Root, RunFolder, SkipUnreadable, app, progress_bar
 
 
 @app.command()
 def complete(
     run: RunFolder,
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Rows with gaps.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Manifest to write.")],
+    out: OutRows,
     threshold: Annotated[
         float, typer.Option(help="Write a filling only if its least sure token has at least this confidence.")
     ] = 0.5,
@@ -30,6 +30,16 @@ def complete(
     force: Annotated[
         bool, typer.Option("--force", help="Fill gaps with a run whose error on dev is above 50 %.")
     ] = False,
+    review: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Also write a sheet on which a person accepts and corrects."),
+    ] = None,
+    reviewed: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json", help="Nothing is read: write MANIFEST with what a person decided on its sheet."
+        ),
+    ] = None,
     device: Device = "auto",
     root: Root = None,
     skip_bad: SkipUnreadable = False,
@@ -41,10 +51,26 @@ def complete(
 
     Beside FILE, .left.jsonl lists what was read but not written, and rows without a gap; .failed.jsonl the rows that could
     not be aligned, which come out as they were: then the exit code is 1. A job that was stopped goes on where it was.
+
+    --review writes an HTML file that a person opens in a browser, ticks, and saves as JSON. Then MANIFEST is what was written
+    with the sheet: complete RUN MANIFEST --out FILE --reviewed FILE.json.
     """
+    from starseq.data.files import check_target
     from starseq.data.manifest import OPEN_EVERYWHERE
     from starseq.jobs import complete as job
+    from starseq.jobs.review import apply_review, write_sheet
 
+    if reviewed is not None:
+        if review is not None:
+            raise ValueError("give one of --review and --reviewed: first the sheet, then what was decided on it")
+        done = apply_review(manifest, reviewed, out)
+        typer.echo(
+            f"{out}: {done.rows:,} rows; {done.accepted:,} gaps accepted, {done.corrected:,} corrected, {done.opened:,} left "
+            f"open, {done.undecided:,} as they were"
+        )
+        return
+    if review is not None:
+        check_target(review, manifest, out)
     with progress_bar("Completing", goes_on=True) as progress:
         counts = job.complete(
             run, manifest, out, threshold=threshold, split=split, lm=lm, alpha=alpha, beta=beta, beam=beam,
@@ -57,6 +83,12 @@ def complete(
     typer.echo(f"{out.with_name(out.stem + '.left.jsonl')}: what was left as it was, and why")
     if counts.unmarked:
         typer.echo(f"starseq: {counts.unmarked:,} rows {OPEN_EVERYWHERE}", err=True)
+    if review is not None:
+        rows, total = write_sheet(run, out, review, root=manifest.parent if root is None else root)
+        typer.echo(
+            f"{review}: {rows:,} of {total:,} rows with gaps, to open in a browser; then, with the file that it saves:"
+        )
+        typer.echo(f"  starseq complete {run} {out} --out REVIEWED.jsonl --reviewed {out.stem}.review.json")
     if counts.failed:
         failed = out.with_name(f"{out.stem}.failed.jsonl")
         typer.echo(f"starseq: {counts.failed:,} rows failed, see {failed}", err=True)

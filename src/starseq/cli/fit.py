@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from starseq.cli._app import app
+from starseq.cli._app import app, fail
 
 if TYPE_CHECKING:
     from starseq.jobs.fit import Moment
@@ -47,7 +47,7 @@ def fit(
 
     options: dict[str, Any] = {"text": text, "overrides": overrides or (), "minutes": minutes}
     if dry_run:
-        typer.echo("\n".join(job.plan(data, **options)))
+        typer.echo("\n".join(job.plan(data, out, **options)))
         return
     if out is None:
         raise ValueError("--out FOLDER is missing: where is the recogniser to go?")
@@ -56,8 +56,7 @@ def fit(
         with display:
             result = job.fit(data, out, **options, progress=display.progress, say=display.say)
     except KeyboardInterrupt:
-        typer.echo("starseq: stopped; the same command goes on from here", err=True)
-        raise SystemExit(130) from None
+        fail("stopped; the same command goes on from here", 130)
     typer.echo(str(result))
 
 

@@ -45,12 +45,13 @@ def manifest_validate(
 
 @manifest_app.command("stats")
 def manifest_stats(path: Annotated[Path, typer.Argument(metavar="MANIFEST")], no_text: NoText = False) -> None:
-    """Count rows, splits, words, characters, durations and sizes."""
+    """Count rows, gaps, words, characters and sizes."""
     from starseq.jobs import manifest as job
 
     with progress_bar("Counting") as progress:
         result = job.statistics(path, labelled=not no_text, progress=progress)
     typer.echo(f"rows        {result.rows:,}, of which {result.marked:,} mark their gaps")
+    typer.echo(f"gaps        {result.gaps:,}, in {result.with_gaps:,} rows")
     if set(result.splits) != {""}:
         splits = ", ".join(f"{name or '(none)'} {count:,}" for name, count in sorted(result.splits.items()))
         typer.echo(f"splits      {splits}")
@@ -127,7 +128,8 @@ def manifest_filter(
 ) -> None:
     """Keep the rows that meet every condition.
 
-    For example: --where split=train --where 'duration<=15'. A row without the field is left out.
+    For example: --where split=train --where 'duration<=15'. A row without the field is left out. With a number, gaps is how
+    many gaps a text marks: --where 'gaps>0'.
     """
     from starseq.jobs import manifest as job
 

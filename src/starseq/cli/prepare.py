@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 from typer.core import TyperGroup
@@ -30,6 +30,23 @@ class _CorpusVerbs(TyperGroup):
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(cmd_name)(_corpus_verb(cmd_name, corpora.load(cmd_name)))
         return typer.main.get_command(single)
+
+
+def _option(name: str, default: object, annotation: object) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+_MARKS = [
+    _option("marks", None, Annotated[str | None, typer.Option(
+        help="How the transcriber marked what is missing or unsure: leiden, tei, transkribus, speech, or a file of rules.",
+        metavar="NAME|FILE",
+    )]),
+    _option("gap", [], Annotated[list[str], typer.Option(
+        help="Regular expression of what marks a gap; may be repeated.", metavar="REGEX", show_default=False
+    )]),
+    _option("unclear", "keep", Annotated[Literal["keep", "gap"], typer.Option(help="What uncertain text becomes.")]),
+]  # fmt: skip
+"""options of every corpus that reads texts"""
 
 
 def _corpus_verb(name: str, prepare: Callable[..., object]) -> Callable[..., None]:
@@ -67,6 +84,8 @@ def _corpus_verb(name: str, prepare: Callable[..., object]) -> Callable[..., Non
                 annotation=Annotated[kind, note],
             )
         )
+    if any(parameter.name == "source" for parameter in parameters):
+        parameters += _MARKS
     verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     verb.__doc__ = prepare.__doc__
     return verb
@@ -101,6 +120,6 @@ def prepare_features(
             source, target, rate=rate, bands=bands, root=root, workers=workers, skip_bad=skip_bad, progress=progress
         )
     typer.echo(f"{target}: {result.rows:,} rows, {result.reused_shards:,} shards were there already")
-    other = f" data.reader.rate={rate} data.reader.bands={bands}" if (rate, bands) != (16_000, 80) else ""
-    typer.echo(f"a recipe reads them with data.reader.name=features{other}")
+    if (rate, bands) != (16_000, 80):
+        typer.echo(f"a recipe reads them with data.reader.rate={rate} data.reader.bands={bands}")
     echo_bad(target, result.bad)

@@ -12,6 +12,7 @@ from starseq.cli._app import (
     BeamTokens,
     Beta,
     Device,
+    OutRows,
     Rescore,
     RescoreAlpha,
     Root,
@@ -27,7 +28,7 @@ from starseq.cli._app import (
 def pseudo(
     run: RunFolder,
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Rows to label, with partial labels or none.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Manifest to write.")],
+    out: OutRows,
     kind: Annotated[
         Literal["plain", "keep-known", "confident"],
         typer.Option(help="What becomes of known labels, and of labels that are not sure: see above."),
@@ -87,9 +88,9 @@ def pseudo(
     are left out, for a student that trains with STC. Both may be what several runs agree on, with --also. --rescore
     reorders the n best of any search.
 
-    Rows of other splits are copied, so that FILE can be trained on as it is. Beside it, .summary.json counts, and
-    .failed.jsonl lists the rows that could not be aligned, which come out as they were, and with plain those in which
-    nothing was read. A job that was stopped goes on where it was.
+    Rows of other splits are copied, so that FILE can be trained on as it is. Beside it, .summary.json counts, .left.jsonl
+    lists what was read but not written, and rows without a gap, and .failed.jsonl the rows that could not be aligned, which
+    come out as they were, and with plain those in which nothing was read. A job that was stopped goes on where it was.
     """
     from starseq.jobs import pseudo as job
     from starseq.jobs._stream import Shard
@@ -106,6 +107,8 @@ def pseudo(
             shard=None if shard is None else Shard.parse(shard), merge=merge, progress=progress,
         )  # fmt: skip
     typer.echo(summary.report())
+    if kind != "plain":
+        typer.echo(f"{summary.target.with_name(f'{summary.target.stem}.left.jsonl')}: what was left as it was, and why")
     if summary.failed:
         failed = summary.target.with_name(f"{summary.target.stem}.failed.jsonl")
         typer.echo(f"starseq: {summary.failed:,} rows failed, see {failed}", err=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from starseq.cli._app import app
+from starseq.cli._app import Root, app
 
 
 @app.command()
@@ -19,8 +19,18 @@ def report(
     split: Annotated[
         str | None, typer.Option(help="Split whose examples are shown.", show_default="test, or the last evaluated")
     ] = None,
-    examples: Annotated[int, typer.Option(min=0, help="Lines to show: half of them the worst, half at random.")] = 6,
+    examples: Annotated[
+        int, typer.Option(min=0, help="Lines to show: half of them the worst, half at random; and rows of --completed.")
+    ] = 6,
     alignments: Annotated[int, typer.Option(min=0, help="Alignment pictures.")] = 3,
+    completed: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="MANIFEST",
+            help="Also show what was filled in, most doubtful first: OUT of `starseq complete` or `pseudo`.",
+        ),
+    ] = None,
+    root: Root = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page.", show_default="the runs' names")] = None,
 ) -> None:
     """Write one HTML page: error rates, curves, alignments.
@@ -29,4 +39,7 @@ def report(
     """
     from starseq.jobs import report as job
 
-    typer.echo(f"{job.report(runs, out, split=split, examples=examples, alignments=alignments, title=title)}")
+    page = job.report(
+        runs, out, split=split, examples=examples, alignments=alignments, title=title, completed=completed, root=root
+    )
+    typer.echo(f"{page}")

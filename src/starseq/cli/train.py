@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from starseq import recipes
-from starseq.cli._app import app
+from starseq.cli._app import Said, app
 from starseq.data.files import check_unlocked
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def train(
     except KeyboardInterrupt:
         if _is_first_process():
             display.say(job.goes_on(folder))
-        raise SystemExit(130) from None
+        raise Said(130) from None
     if display.used:
         typer.echo(str(result))
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shlex
 import tarfile
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from starseq.data.errors import DataError
-from starseq.data.files import atomic_writer, write_text
+from starseq.data.files import atomic_writer, folder_if_done, write_text
 from starseq.data.manifest import (
     OPEN_EVERYWHERE,
     BadRow,
@@ -28,9 +31,39 @@ from starseq.data.manifest import (
     manifest_writer,
 )
 from starseq.text.gaps import split_gaps
+from starseq.text.marks import UNKNOWN, Action, Marks, Span, suspects
 
 ARCHIVE = "lines.tar"
 _TAR_BLOCK = 512
+_EXAMPLES, _AROUND, _NAMED = 3, 10, 8
+"""of a kind of mark: examples, characters on either side of each; of marks without a rule, how many are printed"""
+
+_reading: ContextVar[Marks | None] = ContextVar("marks that are read", default=None)
+
+
+@contextmanager
+def reading_marks(marks: Marks | None) -> Iterator[None]:
+    """Whatever is prepared in the block has its marks read, by any corpus."""
+    token = _reading.set(marks)
+    try:
+        yield
+    finally:
+        _reading.reset(token)
+
+
+@dataclass
+class MarkCount:
+    """How often a kind of mark was found, and the first of them as they stand in their texts."""
+
+    action: Action
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, source: str, start: int, end: int) -> None:
+        self.count += 1
+        example = source[max(0, start - _AROUND) : end + _AROUND].strip()
+        if len(self.examples) < _EXAMPLES and example not in self.examples:
+            self.examples.append(example)
 
 
 @dataclass
@@ -68,6 +101,14 @@ class Report:
     """rows by the sampling rate of their audio"""
     unmarked: int = 0
     """rows that say nothing of gaps"""
+    marks: dict[str, MarkCount] = field(default_factory=dict)
+    """marks that were read, by what the rule is called"""
+    unruled: Counter[str] = field(default_factory=Counter)
+    """what looks like a mark: gaps where marks were read, characters where they were not"""
+    not_composed: str = ""
+    """the first id of a text that is not in the Unicode form NFC"""
+    only_gaps: int = 0
+    """rows of which nothing is known"""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -77,6 +118,18 @@ class Report:
     @property
     def seconds(self) -> float:
         return sum(tally.seconds for tally in self.splits.values())
+
+    @property
+    def about_unruled(self) -> str:
+        """A sentence about what looks like a mark."""
+        named = ", ".join(f"{text!r} {count:,} x" for text, count in self.unruled.most_common(_NAMED))
+        more = f" and {len(self.unruled) - _NAMED:,} others (in STATS.json)" if len(self.unruled) > _NAMED else ""
+        if self.marks:
+            return f"gaps without a rule, for they look like marks: {named}{more}; --gap or a file of rules says what they are"
+        return (
+            f"read as characters, though they look like a transcriber's marks: {named}{more}; "
+            "`starseq prepare` reads marks with --marks and --gap"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -88,6 +141,8 @@ class Report:
             "splits": {name: vars(tally) for name, tally in self.splits.items()},
             "left_out": dict(self.left_out),
             "bad": self.bad,
+            "marks": {name: vars(mark) for name, mark in self.marks.items()},
+            "marks_without_rule": dict(self.unruled.most_common()),
             "notes": self.notes,
         }
 
@@ -105,12 +160,24 @@ class Report:
             lines.append(f"  {name or '(no split)'}: {tally.rows:,} rows{size}, {counts}")
         shown = "".join(char for char, _ in self.charset.most_common())
         lines.append(f"  {len(self.charset)} characters: {shown!r}")
+        for name, mark in self.marks.items():
+            if name == UNKNOWN:
+                continue
+            examples = " | ".join(map(repr, mark.examples))
+            lines.append(f"  {_BECOMES[mark.action]}: {mark.count:,} x {name}, as in {examples}")
+        if self.unruled:
+            lines.append(f"  {self.about_unruled}")
+        if self.only_gaps:
+            lines.append(f"  gaps: {self.only_gaps:,} rows are nothing but a gap")
         lines += [f"  left out: {count:,} x {reason}" for reason, count in sorted(self.left_out.items())]
         if self.bad:
             lines.append(f"  bad: {self.bad:,} rows, see {self.manifest.parent / 'bad.jsonl'}")
         if self.unmarked:
             lines.append(f"  gaps: {self.unmarked:,} rows {OPEN_EVERYWHERE}")
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+
+
+_BECOMES: dict[Action, str] = {"gap": "gap", "unclear": "uncertain", "keep": "brackets left out", "drop": "left out"}
 
 
 class Builder:
@@ -124,13 +191,29 @@ class Builder:
         self._source = self.top = os.path.realpath(source)
         """the deepest folder with the source and all files"""
         self.first_bad: str | None = None
+        self.refused: ManifestError | None = None
+        self.refusals = 0
+        """what is wrong first, and how often something is, where that is not skipped"""
+        self._marks = _reading.get()
         self._folder = os.path.realpath(report.manifest.parent)
 
-    def add(self, fields: dict[str, Any], file: str, line: int, *, member: bytes | None = None) -> None:
+    def add(
+        self, fields: dict[str, Any], file: str, line: int, *, member: bytes | None = None, spans: Sequence[Span] = ()
+    ) -> None:
         """A row; its `path` is relative to the source. With `member`, those bytes go into the archive under that name.
 
-        `file` and `line` are where it was described, for the message if it is no good.
+        `file` and `line` are where it was described, for the message if it is no good. `spans` are marks that stand beside the
+        text.
         """
+        if isinstance(fields.get("text"), str):
+            try:
+                fields = self._read_marks(fields, spans)
+            except ValueError as error:
+                self.bad(file, line, str(error), fields)
+                return
+            if "text_source" in fields and not fields["text"].strip():
+                self.leave_out("row with no text but its marks")
+                return
         if self._tar is not None and member is not None:
             fields = {**fields, **self._tar.add(fields["path"], member)}
         else:
@@ -148,8 +231,30 @@ class Builder:
         self.report.splits.setdefault(fields.get("split", ""), Tally()).add(fields, text)
         self.report.charset.update(text)
         self.report.unmarked += not Row(fields).marked
+        self.report.only_gaps += not text.strip()
+        if not unicodedata.is_normalized("NFC", text):
+            self.report.not_composed = self.report.not_composed or fields["id"]
         if "sampling_rate" in fields:
             self.report.rates[int(fields["sampling_rate"])] += 1
+
+    def _read_marks(self, fields: dict[str, Any], spans: Sequence[Span]) -> dict[str, Any]:
+        """The row with its marks read, if they are; else what looks like one is counted."""
+        text = fields["text"]
+        if self._marks is None:
+            self.report.unruled.update([*suspects(text), *(span.mark for span in spans)])
+            return fields
+        if "gap_marks" in fields:  # read before
+            return fields
+        marked = self._marks(text, spans)
+        source = "*".join(split_gaps(text))
+        for one in marked.found:
+            if one.name == UNKNOWN:
+                self.report.unruled[source[one.start : one.end]] += 1
+            self.report.marks.setdefault(one.name, MarkCount(one.action)).add(source, one.start, one.end)
+        own = {"text_source": text} if marked.text != text else {}
+        if marked.gaps:
+            own["gap_marks"] = [gap.to_dict() for gap in marked.gaps]
+        return {**fields, "text": marked.text, "gaps": "marked", **own}
 
     def leave_out(self, reason: str, count: int = 1) -> None:
         """Something that is not wrong, but no row: counted under `reason`."""
@@ -157,9 +262,11 @@ class Builder:
             self.report.left_out[reason] += count
 
     def bad(self, file: str, line: int, reason: str, raw: object = "") -> None:
-        """Something wrong: `ManifestError`, or a line of `bad.jsonl`."""
+        """Something wrong: a line of `bad.jsonl`, or a `ManifestError` when all has been read, which says how many there are."""
         if self._bad is None:
-            raise ManifestError(file, line, reason)
+            self.refusals += 1
+            self.refused = self.refused or ManifestError(file, line, reason)
+            return
         text = raw if isinstance(raw, str) else json.dumps(raw, ensure_ascii=False)
         self._bad(BadRow(file, line, reason, text))
         self.report.bad += 1
@@ -206,6 +313,7 @@ def building(
     manifest = folder / "manifest.jsonl"
     report = Report(corpus, manifest)
     with ExitStack() as stack:
+        stack.enter_context(folder_if_done(folder))
         # Entered first, renamed last.
         rows = stack.enter_context(manifest_writer(manifest))
         bad = stack.enter_context(bad_rows_beside(manifest, skip_bad))
@@ -215,6 +323,14 @@ def building(
             tar = _Tar(stack.enter_context(tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT)), ARCHIVE)
         builder = Builder(report, rows, bad, tar, Path(source))
         yield builder
+        if builder.refused is not None:
+            more = builder.refusals - 1
+            also = (
+                f"; {more:,} more {'is' if more == 1 else 'are'} bad: --skip-bad lists them, and goes on"
+                if more
+                else ""
+            )
+            raise ManifestError(builder.refused.file, builder.refused.line, builder.refused.reason + also)
         if not rows.rows:
             reasons = [f"{count} x {reason}" for reason, count in report.left_out.items()]
             if builder.first_bad is not None:
@@ -229,6 +345,11 @@ def building(
         report.notes.append(
             f"the files lie outside {folder}: read the manifest with --root {shlex.quote(root)}, "
             f"in a recipe data.root={shlex.quote(root)} data.manifest={place}"
+        )
+    if report.not_composed:
+        report.notes.append(
+            f"some texts are not in the Unicode form NFC, {report.not_composed!r} for one: they stay as they are, and a recipe's "
+            "text.normaliser.form, NFC by default, makes them alike where they are read"
         )
     if len(report.rates) > 1:
         rates = ", ".join(f"{rate:,} Hz in {count:,} rows" for rate, count in sorted(report.rates.items()))
@@ -274,3 +395,13 @@ def split_of_folders(path: Path) -> str | None:
     'dev'
     """
     return next((_SPLIT_OF[part.lower()] for part in path.parts[:-1] if part.lower() in _SPLIT_OF), None)
+
+
+def split_of_name(path: Path) -> str | None:
+    """The split that a file's own name speaks of, or else its folders.
+
+    >>> [split_of_name(Path(name)) for name in ("dev_manifest.json", "cuts_train-clean.jsonl.gz", "test/a.srt", "a.srt")]
+    ['dev', 'train', 'test', None]
+    """
+    words = re.split(r"[-_. ]", path.name.lower())
+    return next((_SPLIT_OF[word] for word in words[:-1] if word in _SPLIT_OF), None) or split_of_folders(path)

@@ -27,6 +27,12 @@ class Element:
     line: int
     children: list[Element] = field(default_factory=list)
     text: str = ""
+    content: list[Element | str] = field(default_factory=list)
+    """children and pieces of text, in their order"""
+    start: int = 0
+    """the byte that its start tag begins on"""
+    end: int = 0
+    """and its end tag"""
 
     def get(self, name: str, default: str = "") -> str:
         return self.attributes.get(name, default)
@@ -46,25 +52,28 @@ class Element:
             yield from child.all(tag)
 
 
-def parse_xml(data: bytes, name: str) -> Element:
-    """The root element of a document. What is not well formed, or declares a document type, is a `ManifestError`."""
-    parser = expat.ParserCreate(namespace_separator=" ")
+def parse_xml(data: bytes, name: str, *, encoding: str | None = None) -> Element:
+    """The root element of a document. What is not well formed, or declares a document type, is a `ManifestError`. An `encoding`
+    counts whatever the document declares."""
+    parser = expat.ParserCreate(encoding, namespace_separator=" ")
     top = Element("", {}, 0)
     stack = [top]
 
     def start(tag: str, attributes: dict[str, str]) -> None:
         plain = {key.rpartition(" ")[2]: value for key, value in attributes.items()}
-        element = Element(tag.rpartition(" ")[2], plain, parser.CurrentLineNumber)
+        element = Element(tag.rpartition(" ")[2], plain, parser.CurrentLineNumber, start=parser.CurrentByteIndex)
         stack[-1].children.append(element)
+        stack[-1].content.append(element)
         stack.append(element)
         if len(stack) > 200:
             raise ManifestError(name, parser.CurrentLineNumber, "elements are nested more than 200 deep")
 
     def end(_: str) -> None:
-        stack.pop()
+        stack.pop().end = parser.CurrentByteIndex
 
     def characters(text: str) -> None:
         stack[-1].text += text
+        stack[-1].content.append(text)
 
     def doctype(*_: object) -> None:
         raise ManifestError(name, parser.CurrentLineNumber, "declares a document type, which is refused")
@@ -76,6 +85,8 @@ def parse_xml(data: bytes, name: str) -> Element:
     except expat.ExpatError as error:
         reason = f"not well-formed XML ({expat.ErrorString(error.code)})"
         raise ManifestError(name, error.lineno, reason) from None
+    except LookupError as error:
+        raise ManifestError(name, 1, f"an {error}") from None
     return top.children[0]
 
 

@@ -38,7 +38,7 @@ def prepare(
         def on_bad(bad: BadRow) -> None:
             build.bad(bad.file, bad.line, bad.reason, bad.raw)
 
-        for row in read_manifest(manifest, on_bad=on_bad if skip_bad else None, progress=progress):
+        for row in read_manifest(manifest, on_bad=on_bad, progress=progress):
             if split and row.get("split") not in split:
                 build.leave_out(f"row of split {row.get('split')!r}")
             else:

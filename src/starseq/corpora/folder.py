@@ -27,7 +27,7 @@ def prepare(
 ) -> Report:
     """Audio or images, a text file beside each.
 
-    A `*` in the text marks a gap.
+    A `*` in the text marks a gap. A file without a text is a row that is nothing but a gap.
     """
     root = Path(source).resolve()
     if not root.is_dir():
@@ -39,24 +39,25 @@ def prepare(
     texts = {path for path in found if path.name.endswith(_TEXTS)}
     used: set[Path] = set()
     with building("folder", out, source=root, skip_bad=skip_bad) as build:
+        untold = 0
         for done, path in enumerate(media, start=1):
             beside = [text for suffix in _TEXTS if (text := path.with_suffix(suffix)) in texts]
-            if not beside:
-                build.leave_out(f"{path.suffix.lower()} file without a text file")
-            else:
-                used.update(beside)
-                with build.trying(str(path), 1):
-                    if of_stem[path.with_suffix("")] > 1:
-                        raise DataError(f"{path}: not the only file that {beside[0].name} may belong to")
-                    text = _only(beside)
-                    relative = path.relative_to(root)
-                    id = relative.with_suffix("").as_posix()
-                    fields = {"id": id, "path": relative.as_posix(), "text": _read_text(text)}
-                    fields |= describe(path, str(path), check=check)
-                    fields["split"] = split_of_folders(relative) or split(id)
-                    build.add(fields, str(text), 1)
+            used.update(beside)
+            with build.trying(str(path), 1):
+                if beside and of_stem[path.with_suffix("")] > 1:
+                    raise DataError(f"{path}: not the only file that {beside[0].name} may belong to")
+                relative = path.relative_to(root)
+                id = relative.with_suffix("").as_posix() if beside else relative.as_posix()
+                fields = {"id": id, "path": relative.as_posix(), "text": _read_text(_only(beside)) if beside else "*"}
+                fields |= describe(path, str(path), check=check)
+                # Without a text a row is good for nothing but to be filled in, and to learn from then.
+                fields["split"] = split_of_folders(relative) or (split(id) if beside else "train")
+                build.add(fields, str(beside[0] if beside else path), 1)
+                untold += not beside
             if progress is not None:
                 progress(done, len(media))
+        if untold:
+            build.report.notes.append(f"{untold:,} files have no text beside them: nothing of theirs is known")
         build.leave_out("text file without an audio file or image", len(texts - used))
     return build.report
 

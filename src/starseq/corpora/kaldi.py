@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from starseq.corpora._build import Report, building, split_of_folders
+from starseq.corpora._edit import Putter, filled_notation, source_of
 from starseq.corpora._media import describe
-from starseq.data import audio, images
+from starseq.corpora._recordings import Part, describe_part
+from starseq.data import images
 from starseq.data.errors import DataError
-from starseq.data.manifest import ManifestError, Progress
+from starseq.data.manifest import ManifestError, Progress, Row
 
 
 def prepare(
@@ -22,7 +24,7 @@ def prepare(
         str | os.PathLike[str],
         "Folder with wav.scp and text, or one that holds such folders: data, with data/train and so on.",
     ],
-    out: Annotated[str | os.PathLike[str], "Folder to write: manifest.jsonl, STATS.json; with segments, lines.tar."],
+    out: Annotated[str | os.PathLike[str], "Folder to write: manifest.jsonl, STATS.json."],
     *,
     base: Annotated[
         str | os.PathLike[str] | None, "Folder that relative paths of wav.scp begin from; by default the current one."
@@ -34,7 +36,7 @@ def prepare(
 ) -> Report:
     """Data directories of Kaldi.
 
-    A `*` in the text marks a gap. Where there are segments, they are cut out. Commands in wav.scp are not run.
+    A `*` in the text marks a gap. Segments stay where they are, in their recordings. Commands in wav.scp are not run.
     """
     root = Path(os.path.abspath(source))
     if not root.is_dir():
@@ -44,10 +46,9 @@ def prepare(
     if not found:
         raise DataError(f"{source}: no wav.scp in it")
     directories = [_Directory.read(folder, start) for folder in found if (folder / "text").exists()]
-    cut = any(directory.segments is not None for directory in directories)
     total, done = sum(len(directory.texts) for directory in directories), 0
     seen: dict[str, str] = {}
-    with building("Kaldi", out, source=root, skip_bad=skip_bad, archive=cut) as build:
+    with building("Kaldi", out, source=root, skip_bad=skip_bad) as build:
         build.leave_out("folder with wav.scp and without text", len(found) - len(directories))
         for directory in directories:
             texts = str(directory.folder / "text")
@@ -57,11 +58,7 @@ def prepare(
                         raise DataError(f"{id!r} is in {other}, too; one folder alone may be given")
                     if words:
                         row = {"id": id, "text": words, "split": split or directory.split}
-                        fields, member = directory.utterance(id, check=check)
-                        if member is None and cut:
-                            file = Path(fields["path"])
-                            fields["path"], member = f"{id}{file.suffix}", file.read_bytes()
-                        build.add({**row, **fields}, texts, number, member=member)
+                        build.add({**row, **directory.utterance(id, check=check)}, texts, number)
                     else:
                         build.leave_out("utterance without words")
                 done += 1
@@ -71,6 +68,36 @@ def prepare(
             what = "recording" if directory.segments is None else "segment"
             build.leave_out(f"{what} without a text", len(heard.keys() - directory.texts.keys()))
     return build.report
+
+
+def put_back(source: Path, rows: Sequence[Row], putter: Putter) -> None:
+    """Puts the fillings of rows into the files `text` that they come from, by their ids."""
+    waiting = {row.id: row for row in rows}
+    for folder in _folders(source):
+        path = folder / "text"
+        if not path.is_file():
+            continue
+        _table(path)  # what is wrong with it
+        lines = path.read_bytes().split(b"\n")
+        name, found = path.relative_to(source), False
+        for number, line in enumerate(lines):
+            key, *rest = line.decode("utf-8-sig" if not number else "utf-8").split(maxsplit=1)[:2] or ("",)
+            if not rest or key not in waiting:
+                continue
+            row, found, text = waiting.pop(key), True, rest[0].strip()
+            with putter.trying(row):
+                if text != source_of(row):
+                    raise DataError(f"{path}, line {number + 1}: the text is {text!r} there, and not that of the row")
+                fillings = putter.fillings(row)
+                new, places = filled_notation(text, fillings)
+                before, _, behind = line.rpartition(text.encode())
+                lines[number] = before + new.encode() + behind
+                putter.put(name, row, fillings, places)
+        if found:
+            putter.write(name, b"\n".join(lines))
+    for row in waiting.values():
+        with putter.trying(row):
+            raise DataError(f"no utterance {row.id!r} in {source}")
 
 
 def understands(source: Path) -> bool:
@@ -120,25 +147,23 @@ class _Directory:
     def split(self) -> str:
         return split_of_folders(Path(self.folder.name, "text")) or self.folder.name
 
-    def utterance(self, id: str, *, check: bool) -> tuple[dict[str, Any], bytes | None]:
-        """What the manifest says of it, and its audio, if that had to be cut out of a recording; else `path` is its file."""
+    def utterance(self, id: str, *, check: bool) -> dict[str, Any]:
+        """What the manifest says of it."""
         speaker = self.speakers.get(id)
         fields: dict[str, Any] = {} if speaker is None else {"speaker": speaker.value}
         if self.segments is None:
             file = self._file(id)
-            return {**fields, "path": str(file), **describe(file, str(file), check=check)}, None
-        recording, start, end, channel = self._segment(id)
-        data = audio.cut(self._file(recording), start, end, channel=channel)
-        name = f"{id}.flac" if data.startswith(b"fLaC") else f"{id}.wav"
+            return {**fields, "path": str(file), **describe(file, str(file), check=check)}
+        recording, part = self._segment(id)
+        file = self._file(recording)
         return {
             **fields,
             "recording": recording,
-            "start": start,
-            "path": name,
-            **describe(data, name, check=False),
-        }, data
+            "path": str(file),
+            **describe_part(file, part, name=str(file), check=check),
+        }
 
-    def _segment(self, id: str) -> tuple[str, float, float | None, int | None]:
+    def _segment(self, id: str) -> tuple[str, Part]:
         assert self.segments is not None
         if id not in self.segments:
             raise DataError(f"no segment {id!r} in segments")
@@ -149,7 +174,7 @@ class _Directory:
             (side,) = map(int, channel or ("-1",))
             if not (math.isfinite(float(start)) and math.isfinite(float(end))):
                 raise ValueError
-            return recording, float(start), ends, None if side == -1 else side
+            return recording, Part(float(start), ends, None if side == -1 else side)
         except ValueError:
             reason = f"{value!r} is not a recording, its start and its end"
             raise ManifestError(self.folder / "segments", number, reason) from None

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -23,13 +25,9 @@ SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".oga", ".mp3", ".aiff",
 # Rates outside this range are header damage: resampling from them would also need absurd amounts of memory.
 _RATES = range(100, 1_000_001)
 
-# How FLAC holds the samples of other formats: as what they are read, and stored.
-_FLAC = {
-    **dict.fromkeys(("PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW"), ("int16", "PCM_16")),
-    "PCM_24": ("int32", "PCM_24"),
-}
-_FLOAT = ("float32", "FLOAT")
-_FLAC_CHANNELS, _FLAC_RATE = 8, 655_350
+# WAV that holds the samples of other formats as what they are read: numpy's type, the header's tag, bits.
+_PCM16, _PCM32, _FLOAT = ("int16", 1, 16), ("int32", 1, 32), ("float32", 3, 32)
+_WAV = {**dict.fromkeys(("PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW"), _PCM16), "PCM_24": _PCM32}
 _BLOCK = 1 << 16  # frames decoded at a time: a header that lies about its length cannot make us allocate for it
 
 
@@ -102,46 +100,54 @@ def decode(source: Path | bytes, *, rate: int | None = 16_000, name: str | None 
     return mono if rate is None else resample(mono, old, rate)
 
 
-def cut(source: Path, start: float, end: float | None, *, channel: int | None = None) -> bytes:
-    """A part of a recording, from `start` to `end` seconds (None: its end), as the same samples: as FLAC where that holds
-    them, else as WAV of float32.
+def part(
+    file: Path | BinaryIO, start: float, end: float | None, *, channel: int | None = None, name: str | None = None
+) -> bytes:
+    """A part of a recording, from `start` to `end` seconds (None: its end), as a WAV with the same samples.
 
-    The rest is not decoded. `channel` takes one of them, counted from 0. Raises as `decode` does, also for a part that is not
-    there; an end that lies behind that of the recording by half a second or less is taken for it.
+    The rest is neither read nor decoded. `channel` takes one of them, counted from 0. Raises as `decode` does, also for a part
+    that is not there; an end that lies behind that of the recording by half a second or less is taken for it.
 
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "a.wav")
-    >>> _ = path.write_bytes(encode(torch.zeros(8_000), 8_000))
-    >>> probe(cut(path, 0.25, 0.5)).frames
+    >>> data = part(io.BytesIO(encode(torch.zeros(8_000), 8_000)), 0.25, 0.5)
+    >>> probe(data).frames
     2000
     """
     import soundfile
 
-    wanted = f"from {start:g} s to {'the end' if end is None else f'{end:g} s'}"
+    name = name or (str(file) if isinstance(file, Path) else "audio")
     try:
-        with soundfile.SoundFile(str(source)) as file:
-            rate, frames = file.samplerate, file.frames
-            _check_header(str(source), rate, frames)
-            nothing = DataError(f"{source}: there is nothing {wanted}, for it has {frames / rate:g} s")
-            if not (math.isfinite(start) and (end is None or math.isfinite(end))):
-                raise nothing
-            first, last = round(start * rate), frames if end is None else round(end * rate)
-            if not (0 <= first < min(last, frames) and last <= frames + rate // 2):
-                raise nothing
-            if channel is not None and not 0 <= channel < file.channels:
-                raise DataError(f"{source}: no channel {channel}, for it has {file.channels}")
-            file.seek(first)
-            count = min(last, frames) - first
-            channels = file.channels if channel is None else 1
-            fits = channels <= _FLAC_CHANNELS and rate <= _FLAC_RATE
-            dtype, subtype = _FLAC.get(file.subtype, _FLOAT) if fits else _FLOAT
-            wave = file.read(count, dtype=dtype, always_2d=True)
+        with soundfile.SoundFile(str(file) if isinstance(file, Path) else file) as sound:
+            rate = sound.samplerate
+            _check_header(name, rate, sound.frames)
+            first, last = span(AudioInfo(rate, sound.frames, sound.channels), start, end, channel=channel, name=name)
+            dtype, tag, bits = _WAV.get(sound.subtype, _FLOAT)
+            sound.seek(first)
+            wave = sound.read(last - first, dtype=dtype, always_2d=True)
     except (soundfile.SoundFileError, OSError) as error:
-        raise _unreadable(source, str(source), error) from None
-    if len(wave) < count:
-        raise DataError(f"{source}: the audio is cut short, after {first + len(wave)} of {frames} samples")
-    part = torch.from_numpy(wave if channel is None else wave[:, channel : channel + 1])
-    return encode(part, rate, format="WAV" if subtype == "FLOAT" else "FLAC", subtype=subtype)
+        raise _unreadable(file, name, error) from None
+    if len(wave) < last - first:
+        raise DataError(f"{name}: the audio is cut short, after {first + len(wave)} samples")
+    wave = wave if channel is None else wave[:, channel : channel + 1]
+    samples: bytes = wave.astype(np.dtype(dtype).newbyteorder("<")).tobytes()
+    channels = wave.shape[1]
+    block = channels * bits // 8
+    format = struct.pack("<HHIIHH", tag, channels, rate, rate * block, block, bits)
+    head = struct.pack("<4sI8sI16s4sI", b"RIFF", 36 + len(samples), b"WAVEfmt ", 16, format, b"data", len(samples))
+    return head + samples
+
+
+def span(info: AudioInfo, start: float, end: float | None, *, channel: int | None = None, name: str) -> tuple[int, int]:
+    """The samples of a part, first and last + 1; one that is not there is a `DataError` (see `part`)."""
+    wanted = f"from {start:g} s to {'the end' if end is None else f'{end:g} s'}"
+    nothing = DataError(f"{name}: there is nothing {wanted}, for it has {info.seconds:g} s")
+    if not (math.isfinite(start) and (end is None or math.isfinite(end))):
+        raise nothing
+    first, last = round(start * info.rate), info.frames if end is None else round(end * info.rate)
+    if not (0 <= first < min(last, info.frames) and last <= info.frames + info.rate // 2):
+        raise nothing
+    if channel is not None and not 0 <= channel < info.channels:
+        raise DataError(f"{name}: no channel {channel}, for it has {info.channels}")
+    return first, min(last, info.frames)
 
 
 def encode(wave: Tensor, rate: int, *, format: str = "WAV", subtype: str | None = None) -> bytes:
@@ -211,7 +217,7 @@ def _riff_is_cut(data: bytes) -> bool:
     return data[:4] == b"RIFF" and 0 < stated < 0xFFFF_FFFF and stated > len(data)
 
 
-def _unreadable(source: Path | bytes, name: str, error: Exception) -> DataError:
+def _unreadable(source: Path | bytes | BinaryIO, name: str, error: Exception) -> DataError:
     """One sentence for what libsndfile, or the file system, could not read."""
     if isinstance(source, Path):
         if not source.is_file():
@@ -221,6 +227,9 @@ def _unreadable(source: Path | bytes, name: str, error: Exception) -> DataError:
                 source = file.read(64)
         except OSError as problem:
             return DataError(f"{name}: cannot be read ({problem.strerror})")
+    elif not isinstance(source, bytes):
+        source.seek(0)
+        source = source.read(64)
     if not source:
         return DataError(f"{name}: the file is empty")
     if source[:4] == b"RIFF" and source[12:16] == b"fmt " and source[24:28] == bytes(4):

@@ -166,17 +166,3 @@ def split_evenly(batches: list[list[int]], world: int) -> list[list[int]]:
             return batches + [list(batches[i % len(batches)]) for i in range(missing)]
         batches[at : at + 1] = [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
     return batches
-
-
-def frames_after(lengths: Tensor, stride: int) -> Tensor:
-    """How many frames a model of that stride makes of `lengths` frames: ceil(lengths / stride).
-
-    Every model keeps to this (it pads its input to a multiple of the stride), so the lengths given to the loss, and
-    whether a label fits, can be known before the model runs.
-
-    >>> frames_after(torch.tensor([0, 1, 8, 9]), 8)
-    tensor([0, 1, 1, 2])
-    """
-    if stride < 1:
-        raise ValueError(f"stride is at least 1; got {stride}")
-    return torch.div(lengths + (stride - 1), stride, rounding_mode="floor")

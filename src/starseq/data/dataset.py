@@ -1,7 +1,7 @@
 """From a manifest to batches of tensors: a map-style dataset, readers of its files, and the collation.
 
-A reader turns the bytes of a row's file into (T, F): `AudioReader` decodes and computes log-mel features, `LineReader`
-scales a line image, `FeatureReader` loads what `starseq.data.precompute` stored. The dataset does not care which.
+A reader turns the bytes of a row's file into (T, F): `AudioReader` decodes and computes log-mel features, or loads what
+`starseq.data.precompute` stored of them; `LineReader` scales a line image. The dataset does not care which.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from starseq.data import audio, images
-from starseq.data.batching import BatchSampler, Sizes, frames_after
+from starseq.data.batching import BatchSampler, Sizes
 from starseq.data.errors import DataError
 from starseq.data.features import LogMel
 from starseq.data.manifest import ManifestError, Progress, Row, read_bytes, read_manifest
@@ -36,6 +36,16 @@ from starseq.text.tokeniser import Tokeniser
 
 class Reader(Protocol):
     """Turns a row's file into a sequence of frames."""
+
+    @property
+    def bands(self) -> int:
+        """F, the features of a frame: bands of sound, or the pixels of a column."""
+        ...
+
+    @property
+    def seconds(self) -> float | None:
+        """From one frame to the next; None for images."""
+        ...
 
     @property
     def key(self) -> str:
@@ -60,29 +70,43 @@ class Reader(Protocol):
 
 
 class AudioReader:
-    """Audio to log-mel features; sizes are seconds."""
+    """Audio to log-mel features, or such features as they were stored; sizes are seconds."""
 
     def __init__(self, log_mel: LogMel | None = None) -> None:
         self.log_mel = LogMel() if log_mel is None else log_mel
+        self.rate, self.bands = self.log_mel.rate, self.log_mel.bands
+        self.seconds = self.log_mel.shift / self.log_mel.rate
 
     @property
     def key(self) -> str:
         return f"log-mel {self.log_mel.settings}"
 
     def __call__(self, row: Row, data: bytes) -> Tensor:
-        if str(row.get("features", "")).startswith("log-mel "):  # what `precompute` wrote
-            raise DataError(f"{row.path}: features, not audio: a recipe reads them with data.reader.name=features")
+        if row.features is not None:
+            return self._stored(row, data)
         wave = audio.decode(data, rate=self.log_mel.rate, name=row.path)
         if self.log_mel.frames(len(wave)) < 1:
             raise DataError(f"{row.path}: {len(wave)} samples are too short for one frame of features")
         features: Tensor = self.log_mel(wave)
         return features
 
+    def _stored(self, row: Row, data: bytes) -> Tensor:
+        if row.features != self.key:
+            raise DataError(f"{row.path}: holds {row.features!r}, but {self.key!r} is asked for")
+        try:
+            frames = np.load(io.BytesIO(data), allow_pickle=False)
+        except (ValueError, EOFError, OSError) as error:
+            raise DataError(f"{row.path}: not an array of features ({error})") from None
+        if frames.ndim != 2 or frames.dtype != np.float32:
+            raise DataError(f"{row.path}: features are (T, F) float32, not {frames.shape} {frames.dtype}")
+        return torch.from_numpy(frames)
+
     def size(self, row: Row) -> float | None:
-        seconds: float | None = row.get("duration")
-        return seconds
+        return row.seconds if row.features is None else row.get("size")
 
     def measure(self, row: Row, data: bytes) -> float:
+        if row.features is not None:
+            return len(self._stored(row, data)) * self.log_mel.shift / self.log_mel.rate
         return audio.probe(data, name=row.path).seconds
 
     def frames(self, size: float) -> int:
@@ -95,6 +119,14 @@ class LineReader:
 
     height: int = 32
     max_width: int = 600
+
+    @property
+    def bands(self) -> int:
+        return self.height
+
+    @property
+    def seconds(self) -> None:
+        return None
 
     @property
     def key(self) -> str:
@@ -115,38 +147,6 @@ class LineReader:
 
     def frames(self, size: float) -> int:
         return int(size)
-
-
-@dataclass(frozen=True)
-class FeatureReader:
-    """What `source` would give, from a manifest that `precompute` wrote with that `source`."""
-
-    source: Reader
-
-    @property
-    def key(self) -> str:
-        return self.source.key
-
-    def __call__(self, row: Row, data: bytes) -> Tensor:
-        if row.get("features") != self.key:
-            raise DataError(f"{row.path}: holds {row.get('features')!r}, but {self.key!r} is asked for")
-        try:
-            frames = np.load(io.BytesIO(data), allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
-            raise DataError(f"{row.path}: not an array of features ({error})") from None
-        if frames.ndim != 2 or frames.dtype != np.float32:
-            raise DataError(f"{row.path}: features are (T, F) float32, not {frames.shape} {frames.dtype}")
-        return torch.from_numpy(frames)
-
-    def size(self, row: Row) -> float | None:
-        size: float | None = row.get("size")
-        return size
-
-    def measure(self, row: Row, data: bytes) -> float:
-        raise DataError(f"{row.path}: not a row that precompute wrote, for it lacks 'size'")
-
-    def frames(self, size: float) -> int:
-        return self.source.frames(size)
 
 
 class Item(NamedTuple):
@@ -289,19 +289,19 @@ class ManifestDataset(Dataset[Item]):
                 self._sizes[i] = self.reader.measure(row, self._data(row))
         return self._sizes
 
-    def too_long(self, stride: int, *, repeats: bool = False) -> dict[str, float]:
-        """The ids whose labels do not fit into the frames that a model of that stride leaves, with how many times as many
-        frames they need: their loss would be inf.
+    def too_long(self, output_lengths: Callable[[Tensor], Tensor], *, repeats: bool = False) -> dict[str, float]:
+        """The ids whose labels do not fit into the frames that a model leaves, with how many times as many frames they need: their
+        loss would be inf. `output_lengths` is the model's: (B,) frames -> (B,) frames.
 
         A label needs a frame. Where repeats are merged, one is needed between equal labels, too: `repeats` counts these.
         """
         found = {}
-        for i, size in enumerate(self.sizes):
+        left = output_lengths(torch.tensor([self.reader.frames(size) for size in self.sizes])).tolist()
+        for i, frames in enumerate(left):
             row = self._rows[i]
             with _at(self.manifest, row):
                 labels, _ = self.encode(row)
             need = len(labels) + (sum(a == b for a, b in pairwise(labels)) if repeats else 0)
-            frames = int(frames_after(torch.tensor(self.reader.frames(size)), stride))
             if frames < need:
                 found[row.id] = need / max(1, frames)
         return found

@@ -172,6 +172,7 @@ class Dropper:
         is_plain = "*" not in text and "\\" not in text
         left, labels, kept = (self._drop_plain if is_plain else self._drop)(row.id, text, marked)
         fields = {**row.fields, "text": left}
+        fields.pop("gap_marks", None)  # these are other gaps
         if marked:
             fields["gaps"] = "marked"
         if self.keep_text:

@@ -18,6 +18,7 @@ __all__ = [
     "atomic_writer",
     "check_target",
     "check_unlocked",
+    "folder_if_done",
     "hash_of",
     "locked",
     "naming",
@@ -60,6 +61,20 @@ def atomic_writer(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             temporary.unlink()
         raise
     _sync_folder(target.parent)
+
+
+@contextmanager
+def folder_if_done(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Folders that the block makes for `path` go again where it fails and they are empty."""
+    folder = Path(os.path.abspath(path))
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for one in new:
+                one.rmdir()
+        raise
 
 
 @contextmanager

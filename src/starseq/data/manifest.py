@@ -2,7 +2,8 @@
 
 A row has `id`, `path`, `text`, and whatever else its corpus knows; fields that this module does not know pass through
 untouched and in their order. Paths are relative to the manifest's folder. Where files sit inside one archive,
-`archive`, `offset` and `nbytes` say where, and `path` is only the member's name.
+`archive`, `offset` and `nbytes` say where, and `path` is only the member's name. A row that is a part of a longer recording
+says `start` and `end`, in seconds; `channel`, counted from 0, is one of the file's channels.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from starseq.data.errors import DataError
 from starseq.data.files import atomic_writer, resolve_inside
@@ -36,6 +37,7 @@ __all__ = [
     "hash64",
     "manifest_writer",
     "open_member",
+    "parse_line",
     "read_bytes",
     "read_manifest",
     "rebaser",
@@ -101,6 +103,24 @@ class Row:
         return value
 
     @property
+    def seconds(self) -> float | None:
+        """How long its audio is, if the row says it."""
+        if "duration" in self.fields:
+            return float(self.fields["duration"])
+        return float(self.fields["end"] - self.get("start", 0.0)) if "end" in self.fields else None
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is not the whole of its file. Stored features are those of the part alone."""
+        return not self.fields.keys().isdisjoint(_PART) and self.features is None
+
+    @property
+    def features(self) -> str | None:
+        """Of a row that `starseq.data.precompute` wrote: the settings of the features that are stored in place of audio."""
+        value = self.fields.get("features")
+        return value if isinstance(value, str) and value.startswith("log-mel ") else None
+
+    @property
     def text(self) -> str:
         """The transcript, perhaps with marked gaps; empty for a row without one."""
         value: str = self.fields.get("text", "")
@@ -127,6 +147,9 @@ class Row:
 
 # --- what a row must be -----------------------------------------------------------------------------------------------
 
+_PART = ("start", "end", "channel")
+_SLACK = 0.5
+"""seconds by which a row's `duration` may differ from the part that it names: some tools round"""
 _POSITIVE = ("duration", "sampling_rate", "sample_rate", "samples", "width", "height")
 
 
@@ -153,7 +176,23 @@ def row_problem(fields: object, *, labelled: bool = True) -> str | None:
     for name in _POSITIVE:
         if name in fields and not (_is_number(fields[name]) and 0 < fields[name] < math.inf):
             return f"field {name!r} must be a number above 0, not {_show(fields[name])}"
+    if not fields.keys().isdisjoint(_PART) and (problem := _part_problem(fields)):
+        return problem
     return _member_problem(fields) if "offset" in fields or "archive" in fields else None
+
+
+def _part_problem(fields: dict[str, Any]) -> str | None:
+    start, end = fields.get("start", 0), fields.get("end", math.inf)
+    if not (_is_number(start) and 0 <= start < math.inf):
+        return f"field 'start' must be seconds from 0, not {_show(start)}"
+    if "end" in fields and not (_is_number(end) and start < end < math.inf):
+        return f"field 'end' must be seconds behind 'start', {start:g}, not {_show(end)}"
+    if "end" in fields and abs(fields.get("duration", end - start) - (end - start)) > _SLACK:
+        return f"field 'duration' is {fields['duration']:g}, but 'end' - 'start' is {end - start:g}"
+    channel = fields.get("channel", 0)
+    if not isinstance(channel, int) or isinstance(channel, bool) or channel < 0:
+        return f"field 'channel' must be a whole number from 0, not {_show(channel)}"
+    return None
 
 
 def _member_problem(fields: dict[str, Any]) -> str | None:
@@ -227,8 +266,10 @@ def read_manifest(
                 line = line.removeprefix(_BYTE_ORDER_MARK)
             if line.isspace() or not line:
                 continue
+            fields, problem = parse_line(line)
+            if not found_any and (kind := foreign(fields)):
+                raise DataError(f"{name}: a manifest of another kind, which `starseq prepare {kind}` reads")
             found_any = True
-            fields, problem = _parse_line(line)
             problem = problem or row_problem(fields, labelled=labelled)
             if problem is None and not ids.add(fields["id"]):
                 problem = f"id {fields['id']!r} was used before"
@@ -242,7 +283,7 @@ def read_manifest(
         raise DataError(f"{name}: the manifest is empty")
 
 
-def _parse_line(line: bytes) -> tuple[Any, str | None]:
+def parse_line(line: bytes) -> tuple[Any, str | None]:
     """The JSON value of a line, or what keeps it from being one."""
     try:
         text = line.decode().rstrip()
@@ -261,6 +302,27 @@ def _parse_line(line: bytes) -> tuple[Any, str | None]:
     except (ValueError, RecursionError) as error:
         return None, f"not JSON: {error}"
     return value, None
+
+
+def foreign(fields: object) -> str | None:
+    """Of a line that is no row of ours: the corpus of `starseq prepare` that reads such files.
+
+    >>> foreign({"audio_filepath": "a.wav", "duration": 1.0, "text": "hi"})
+    'nemo'
+    """
+    if not isinstance(fields, dict) or "path" in fields:
+        return None
+    for kind, names in _FOREIGN.items():
+        if any(name <= fields.keys() for name in names):
+            return kind
+    return None
+
+
+_FOREIGN = {
+    "nemo": ({"audio_filepath"}, {"audio_file"}),
+    "lhotse": ({"supervisions", "type"}, {"recording_id", "start", "duration"}, {"sources", "sampling_rate"}),
+    "huggingface": ({"file_name"},),
+}
 
 
 def _finite(number: str) -> float:
@@ -358,14 +420,15 @@ class ManifestWriter:
 
 @contextmanager
 def manifest_writer(
-    path: str | os.PathLike[str], *, labelled: bool = True, checked: bool = False
+    path: str | os.PathLike[str], *, labelled: bool = True, checked: bool = False, name: str | None = None
 ) -> Iterator[ManifestWriter]:
     """Open a manifest for writing, atomically: `path` changes when the block ends well, and not before.
 
     What the reader would refuse is refused here too, as `ManifestError`, unless the rows come `checked` from a reader.
+    `name` is how such an error calls the file.
     """
     with atomic_writer(path) as file:
-        yield ManifestWriter(file, os.fspath(path), labelled, checked)
+        yield ManifestWriter(file, name or os.fspath(path), labelled, checked)
 
 
 def write_manifest(
@@ -437,28 +500,70 @@ def rebaser(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> C
 
 def open_member(row: Row, folder: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> BinaryIO:
     """The file of a row, or its member of an archive, open for reading. See `read_bytes` for what bad input gets."""
-    if "archive" in row.fields:
-        return io.BytesIO(read_bytes(row, folder, root))
-    return _open(row.path, folder, root)
+    return _member(row, folder, root)
 
 
 def read_bytes(row: Row, folder: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> bytes:
-    """The bytes of a row's file, or of its member of an archive.
+    """The bytes of a row's file, or of its member of an archive. Of a row that is a part of a recording, a WAV of that part:
+    only this is read and decoded.
 
     `folder` is the manifest's folder; nothing outside `root` (by default the folder) is opened. A missing or empty
-    file, and a member past the end of its archive, is a `DataError`.
+    file, a member past the end of its archive, and a part that is not there, is a `DataError`.
     """
-    if "archive" not in row.fields:
-        with _open(row.path, folder, root) as file:
+    with _member(row, folder, root) as file:
+        if not row.is_part:
             return file.read()
-    with _open(row["archive"], folder, root) as file:
-        start, count = row["offset"], row["nbytes"]
-        size = os.fstat(file.fileno()).st_size
-        # Compared before anything is read: a wild `nbytes` must not allocate.
-        if start + count > size:
-            raise DataError(f"{row['archive']}: bytes {start} to {start + count} lie past its end at {size}")
-        file.seek(start)
-        return file.read(count)
+        from starseq.data import audio
+
+        source = file if "archive" in row.fields else Path(file.name)  # a path is faster
+        return audio.part(source, row.get("start", 0.0), row.get("end"), channel=row.get("channel"), name=row.path)
+
+
+def _member(row: Row, folder: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> BinaryIO:
+    if "archive" not in row.fields:
+        return _open(row.path, folder, root)
+    file = _open(row["archive"], folder, root)
+    start, count = row["offset"], row["nbytes"]
+    size = os.fstat(file.fileno()).st_size
+    # Compared before anything is read: a wild `nbytes` must not allocate.
+    if start + count > size:
+        file.close()
+        raise DataError(f"{row['archive']}: bytes {start} to {start + count} lie past its end at {size}")
+    return cast(BinaryIO, _Member(file, start, count))
+
+
+class _Member(io.RawIOBase):
+    """Some bytes of a file, as a file."""
+
+    def __init__(self, file: BinaryIO, start: int, count: int) -> None:
+        self._file, self._start, self._count, self._at = file, start, count, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = max(0, offset + (0, self._at, self._count)[whence])
+        return self._at
+
+    def readall(self) -> bytes:
+        self._file.seek(self._start + self._at)
+        data = self._file.read(max(0, self._count - self._at))
+        self._at += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        self._file.seek(self._start + self._at)
+        view = memoryview(buffer)[: max(0, self._count - self._at)]
+        count = self._file.readinto(view)  # type: ignore[attr-defined]
+        self._at += count
+        return int(count)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _open(path: str, folder: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> BinaryIO:

@@ -54,7 +54,7 @@ def precompute(
     skip_bad: bool = False,
     progress: Progress | None = None,
 ) -> Precomputed:
-    """Stores the frames of every row of `manifest` under the folder `out`; read them with `FeatureReader(reader)`.
+    """Stores the frames of every row of `manifest` under the folder `out`; `reader` takes them in place of audio.
 
     Shards are named by what they hold (the rows and the reader's settings), written atomically, and reused: a run that
     was stopped goes on where it was. The manifest comes last. `workers` processes share the work; 0 works in this one.

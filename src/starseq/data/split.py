@@ -1,14 +1,14 @@
-"""A dev split for rows that come without one: the same rows on every machine, whole speakers or pages where rows know them."""
+"""Splits for rows that come without one: the same rows on every machine, whole speakers or pages where rows know them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starseq.data.manifest import Row, hash64
 
-__all__ = ["GROUPS", "DevChoice", "choose_dev"]
+__all__ = ["GROUPS", "DevChoice", "choose_dev", "split_groups"]
 
 GROUPS = ("speaker", "writer", "document", "page", "recording")
 """Fields whose rows should not be on both sides, the first that there is"""
@@ -17,6 +17,29 @@ SHARE, LEAST, MOST = 0.1, 20, 500
 """of the rows that can be judged: the share, and the numbers that bound it"""
 _LARGEST = 0.2
 """Share of all rows that whole groups may take along"""
+
+
+def split_groups(sizes: Mapping[str, int], shares: Mapping[str, float], *, seed: int = 0) -> dict[str, str]:
+    """Puts whole groups, each of so many rows, into splits that hold their `shares` of the rows, as nearly as groups allow; the
+    others are train. A group that is as large as a split, or larger, goes there only where that would be empty otherwise, and
+    where it takes no more than a quarter of all rows.
+
+    >>> split_groups({"a": 50, "b": 40, "c": 5, "d": 5}, {"dev": 0.05, "test": 0.06})
+    {'a': 'train', 'b': 'train', 'c': 'dev', 'd': 'test'}
+    """
+    total, found = sum(sizes.values()), dict.fromkeys(sizes, "train")
+    order = sorted(sizes, key=lambda name: hash64("split", seed, name))
+    for split, share in shares.items():
+        rows = 0
+        waiting = [name for name in order if found[name] == "train"]
+        for name in waiting:
+            if sizes[name] and rows + sizes[name] / 2 <= share * total and len(waiting) > 1:
+                found[name] = split
+                rows += sizes[name]
+        small = min((name for name in waiting if sizes[name]), key=lambda name: sizes[name], default=None)
+        if share and not rows and small is not None and sizes[small] <= total / 4:
+            found[small] = split
+    return found
 
 
 @dataclass(frozen=True)

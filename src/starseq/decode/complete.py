@@ -25,7 +25,7 @@ from starseq.decode.ngram_automaton import NGramAutomaton
 from starseq.emissions.tokens import NONE
 from starseq.lattice import banded_numba
 
-__all__ = ["CompletedToken", "Completion", "check_search", "complete", "complete_together"]
+__all__ = ["CompletedToken", "Completion", "check_search", "complete", "complete_together", "embedded"]
 
 
 class CompletedToken(NamedTuple):
@@ -50,6 +50,8 @@ class Completion(NamedTuple):
     am: float
     lm: float
     score: float
+    beam: tuple[tuple[int, ...], ...] = ()
+    """of the best one, if that was asked for: all transcripts that the search ended with, best first"""
 
     @property
     def labels(self) -> tuple[int, ...]:
@@ -73,6 +75,7 @@ def complete(
     blank: int = 0,
     normalized: bool = True,
     judged: bool = True,
+    keep_beam: bool = False,
 ) -> list[Completion]:
     """The `nbest` best transcripts that contain the labels, best first.
 
@@ -90,6 +93,7 @@ def complete(
         blank: the token that means nothing.
         normalized: False says that the logits are log-probabilities already: no log-softmax.
         judged: False leaves out frames (0, 0) and confidences (1), which cost more than the search where `nbest` is large.
+        keep_beam: fill in `Completion.beam`.
 
     Raises ValueError, in one sentence, for arguments out of range, NaN, alpha without a model, and labels that do not fit in.
 
@@ -124,11 +128,7 @@ def complete(
     complete_numba.future(log_probs.numpy(), blank, known, gaps, falls_to, merge_repeats, ahead)
     word_of, lm_start, lm_end, tables = _NO_LM if lm is None else lm.tables()
     if U and (alpha or beta):
-        # What the labels will cost when they come: else prefixes that put them off would look cheap.
-        price = np.full(U, float(beta))
-        if alpha:
-            price += alpha * np.array([complete_numba.lm_score(word_of[[v]], 0, tables) for v in known])
-        ahead += np.append(np.cumsum(price[::-1])[::-1], 0.0)
+        ahead += _price(known, alpha, beta, word_of, tables)
     judge = Judge(log_probs, merge_repeats=merge_repeats, tokens_per_frame=tokens_per_frame, blank=blank)
     node, log_am, log_lm, length, parent, last = complete_numba.search(
         log_probs.numpy(), blank, merge_repeats, known, gaps, falls_to, need, ahead, judge.top, beam,
@@ -137,7 +137,8 @@ def complete(
     if not len(node):
         raise ValueError(f"no completion: every transcript with the {U} labels in it has probability 0")
     scores = log_am + beta * length + (alpha * log_lm if alpha else 0.0)
-    order = np.argsort(-scores, kind="stable")[:nbest]
+    ranked = np.argsort(-scores, kind="stable")
+    order = ranked[:nbest]
     found = [_prefix(node[i], parent, last) for i in order]
     places = _frames(log_probs, found, blank, merge_repeats) if judged else [[(0, 0)] * len(one) for one in found]
     results = []
@@ -155,7 +156,22 @@ def complete(
             )
         )
     # The beam may have lost alignments of some; these scores have them all.
-    return sorted(results, key=lambda result: -result.score)
+    best, *rest = sorted(results, key=lambda result: -result.score)
+    if keep_beam:
+        tree = parent.tolist(), last.tolist()  # lists are faster to walk
+        best = best._replace(beam=tuple(tuple(_prefix(node[i], *tree).tolist()) for i in ranked))
+    return [best, *rest]
+
+
+def embedded(tokens: Sequence[int], labels: Sequence[int], open: Sequence[bool]) -> list[bool]:
+    """Which tokens of a transcript that contains the labels are these: each is the first that leaves the others a place.
+
+    >>> embedded([1, 2, 2, 3], [2, 3], [True, True, False])
+    [False, True, False, True]
+    """
+    known = np.empty(len(tokens), np.bool_)
+    complete_numba.embed(np.array(tokens, np.int64), np.array(labels, np.int64), np.array(open, np.bool_), known)
+    return known.tolist()
 
 
 def complete_together(
@@ -238,6 +254,14 @@ def _prefix(node: int, parent: Any, last: Any) -> Any:
         tokens.append(last[node])
         node = parent[node]
     return np.array(tokens[::-1], np.int64)
+
+
+def _price(labels: Any, alpha: float, beta: float, word_of: Any, tables: Any) -> Any:
+    """What the labels after each position will cost when they come, (U+1,): else prefixes that put them off would look cheap."""
+    price = np.full(len(labels), float(beta))
+    if alpha:
+        price += alpha * np.array([complete_numba.lm_score(word_of[[v]], 0, tables) for v in labels])
+    return np.append(np.cumsum(price[::-1])[::-1], 0.0)
 
 
 def _falls_to(labels: Any, is_open: Any) -> Any:

@@ -22,7 +22,8 @@ from starseq.decode.greedy import greedy
 from starseq.decode.nbest import Hypothesis, NBest, best
 from starseq.decode.ngram_automaton import NGramAutomaton
 from starseq.decode.rescore import rescore as rescored
-from starseq.jobs._fill import Filled, fill, gaps_in, unchanged
+from starseq.jobs._fill import Filled, fill, gaps_in, listed, no_gap, unchanged
+from starseq.jobs._origins import gap_marks_of
 from starseq.jobs._stream import Record
 from starseq.jobs.decode import BeamReader, scorer_of, search_of
 from starseq.jobs.evaluate import Scores
@@ -195,6 +196,7 @@ class Labeller:
         emission = emissions[0]
         known = self.known(emission.row)
         row, filled = emission.row, Filled(unchanged(emission.row).text, [], [], [], 0)
+        left = no_gap(row)
         if not known.complete:
             winner = self._winner(emission.id, candidates)
             sure = self._confidence(emissions, winner)
@@ -203,16 +205,22 @@ class Labeller:
                 for token, is_known, share in zip(winner.hyp.tokens, winner.known, sure, strict=True)
             ]
             threshold = self.threshold if self.kind == "confident" else 0.0
-            filled = fill(known, tokens, threshold=threshold, whole=False)
+            marks = None if self.kind == "plain" else gap_marks_of(row)
+            filled = fill(known, tokens, threshold=threshold, whole=False, gap_marks=marks)
+            left = [] if self.kind == "plain" else listed(row, known, filled)
         if self.kind == "plain" and not filled.added:
             raise ValueError("nothing was read")
-        refused = len({one["position"] for one in filled.left} | self._in_words(filled.text))
+        unwritten = {one["position"] for one in filled.left if "guess" in one}
+        refused = len(unwritten | self._in_words(filled.text))
         row = row.replace(
             text=filled.text, gaps="marked", text_partial=row.text, confidence=round(_mean(filled.labels), 4),
             added=filled.added, refused=refused, source=self.source,
         )  # fmt: skip
+        if "gap_marks" in row.fields:
+            row = row.replace(gap_marks=filled.gap_marks or [])
         return {
             "row": row.fields,
+            "left": left,
             "labels": {
                 "known": known.count, "added": len(filled.labels), "taken_out": filled.taken_out,
                 "outside_vocabulary": len(known.unknown),
@@ -224,7 +232,7 @@ class Labeller:
     def kept(self, row: Row) -> Record:
         """The record of a row that failed: it comes out as it was."""
         return {
-            "row": unchanged(row).fields, "labels": {"known": self.known(row).count},
+            "row": unchanged(row).fields, "left": [], "labels": {"known": self.known(row).count},
             "gaps": {"left": gaps_in(unchanged(row).text)}, "scores": {},
         }  # fmt: skip
 

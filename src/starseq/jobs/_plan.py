@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from starseq.config import Recipe, load_recipe, override_tree
 from starseq.data import audio, images
-from starseq.data.dataset import FeatureReader, LineReader
+from starseq.data.dataset import LineReader
 from starseq.data.errors import DataError
 from starseq.data.files import resolve_inside
 from starseq.data.manifest import Row, manifest_writer, read_manifest, rebaser
@@ -174,7 +174,7 @@ def survey(manifest: Path) -> Survey:
         if not any(found.kinds):
             found.corpus = _stated_corpus(manifest, row)
         found.kinds[_kind_of(manifest, row)] += 1
-        found.features = found.features or row.get("features")
+        found.features = found.features or row.features
         split = str(row.get("split") or "")
         role, size = found.role(split), _size_of(row)
         _count(found.splits.setdefault(split, Side()), row, size)
@@ -193,7 +193,7 @@ def _kind_of(manifest: Path, row: Row) -> Kind:
     suffix = Path(row.path).suffix.lower()
     if suffix in images.SUFFIXES:
         return "images"
-    if suffix in audio.SUFFIXES or row.get("features"):
+    if suffix in audio.SUFFIXES or row.features:
         return "audio"
     raise DataError(f"{manifest}, line {row.line}: {row.path}: neither audio nor an image by its name")
 
@@ -213,8 +213,8 @@ def _stated_corpus(manifest: Path, row: Row) -> str | None:
 
 def _size_of(row: Row) -> float | None:
     """Seconds, or the width in heights."""
-    if "duration" in row.fields:
-        return float(row["duration"])
+    if row.seconds is not None:
+        return row.seconds
     width, height = row.get("width"), row.get("height")
     return None if width is None or height is None else width / height
 
@@ -321,9 +321,8 @@ def make_plan(found: Survey, overrides: Sequence[str]) -> Plan:
     _decide_criterion(plan, found, asked(overrides, "criterion.name"))
     plan.changes += [f"criterion.name={plan.criterion}"]
     if found.features:
-        plan.changes += ["data.reader.name=features"]
-        say("reader features: the rows are stored features")
-    _decide_unit(plan, found, asked(overrides, "text.unit"))
+        say("the rows are stored features")
+    _decide_unit(plan, found, asked(overrides, "text.unit"), own_model=asked(overrides, "model.name") is not None)
     unnamed = found.names("none")
     if unnamed:
         rows = sum(found.splits[name].rows for name in unnamed)
@@ -387,13 +386,13 @@ def _decide_criterion(plan: Plan, found: Survey, wanted: str | None) -> None:
         say(f"{train.untold:,} rows without text are read by the teacher, and the student learns from them too")
 
 
-def _decide_unit(plan: Plan, found: Survey, wanted: str | None) -> None:
+def _decide_unit(plan: Plan, found: Survey, wanted: str | None, *, own_model: bool = False) -> None:
     types, total = len(found.words), sum(found.words.values())
     closed = types <= CLOSED_TYPES and total >= CLOSED_TIMES * types and found.whole_words is not False
     if wanted == "word":
         plan.changes.append("text.missing=null")
         plan.why.append("labels are words, as text.unit asks for")
-    elif plan.recipe == "speech" and closed and wanted is None:
+    elif plan.recipe == "speech" and closed and wanted is None and not own_model:
         plan.changes += CLOSED
         plan.why.append(f"labels are words: there are {types:,}, each {total / types:,.0f} times on average")
     elif plan.criterion == "stc" and found.whole_words is not None:
@@ -475,8 +474,7 @@ def steps_for(recipe: Recipe, found: Survey) -> int:
     batches = [rows / data.max_items] if data.max_items else []
     if data.budget and found.total_size:
         reader = recipe.reader()
-        source = reader.source if isinstance(reader, FeatureReader) else reader
-        height = source.height if isinstance(source, LineReader) else 1
+        height = reader.height if isinstance(reader, LineReader) else 1
         batches.append(found.total_size * height / data.budget)
     if not batches:
         return own
@@ -487,11 +485,12 @@ def steps_for(recipe: Recipe, found: Survey) -> int:
 
 def recipe_for_steps(name: str, changes: Sequence[str], steps: int, overrides: Sequence[str]) -> Recipe:
     """The recipe of a training with so many steps, evaluated and saved often enough. `overrides` have the last word."""
-    own = load_recipe(name, changes)
+    own = load_recipe(name, [*changes, *overrides])
     often = max(1, min(own.trainer.eval_every, steps // EVALUATIONS))
     lengths = [
         f"trainer.max_steps={steps}", f"trainer.eval_every={often}", f"trainer.checkpoint_every={often}",
         f"optim.warmup_steps={min(own.optim.warmup_steps, steps // 10)}",
+        f"optim.head_steps={min(own.optim.head_steps, steps // 10)}",
     ]  # fmt: skip
     return load_recipe(name, [*changes, *lengths, *overrides])
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from starseq import runs
-from starseq.data.dataset import FeatureReader
 from starseq.data.errors import DataError
 from starseq.data.files import atomic_writer, check_target, locked, write_text
 from starseq.data.manifest import ManifestError, Progress, Row, manifest_writer, read_manifest, rebaser
@@ -57,8 +56,7 @@ def places_of(run: runs.Run, row: Row) -> Places:
     """Columns are those of the file where the manifest states its width and height, else those of the scaled line."""
     if run.seconds_per_frame is not None:
         return Places("seconds", run.seconds_per_frame)
-    reader = run.reader.source if isinstance(run.reader, FeatureReader) else run.reader
-    scaled, width = reader.size(row), row.get("width")
+    scaled, width = run.reader.size(row), row.get("width")
     return Places("columns", run.stride * (width / scaled if scaled and width else 1.0))
 
 

@@ -11,21 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from starseq import runs
+from starseq.data.exports import rows_writer
 from starseq.data.files import atomic_writer, check_target
-from starseq.data.manifest import Progress, Row, manifest_writer
-from starseq.decode.complete import check_search
+from starseq.data.manifest import Progress, Row
+from starseq.decode.complete import Completion, check_search
 from starseq.decode.complete import complete as complete_one
 from starseq.decode.ngram_automaton import NGramAutomaton
-from starseq.jobs._fill import check_reads, fill, gaps_in, mended, unchanged
+from starseq.jobs._fill import Filled, check_reads, fill, gaps_in, listed, mended, next_best, no_gap, unchanged
+from starseq.jobs._origins import Origins, gap_marks_of
 from starseq.jobs._stream import places_of, state_of, stream
 from starseq.jobs.decode import BeamReader
 from starseq.jobs.evaluate import device_of
-from starseq.text.known import known_text
+from starseq.text.known import Known, known_text
 
 __all__ = ["THRESHOLD", "Counts", "complete"]
 
 THRESHOLD = 0.5
 """of a filling: the run finds it as likely as everything else that could stand there, or nothing at all"""
+_TRIED, _LENGTHS = 20, (0.0, 1.0, -1.0, 3.0, -3.0, 7.0, -7.0)
+"""where marks say how much is missing: transcripts that are tried, and what is added to beta until one of them is as long"""
 
 
 @dataclass(frozen=True)
@@ -88,27 +92,42 @@ def complete(
     listing = target.with_name(f"{target.stem}.left.jsonl")
     check_target(listing, manifest)
 
+    def best_filled(emission: runs.Emission, known: Known) -> Filled:
+        """The best transcript; where marks say how much is missing, the best of those that are as long, as far as one is found."""
+        marks, places = gap_marks_of(emission.row), places_of(run, emission.row)
+        bounded = Origins(known, marks).bounded > 0
+        options: dict[str, Any] = {"threshold": threshold, "whole": True, "places": places, "gap_marks": marks}
+        ways: list[tuple[int, float, Completion]] = []
+        for more in _LENGTHS if bounded else (0.0,):
+            found = complete_one(
+                emission.log_probs, known.labels, known.open, lm=model, normalized=False, keep_beam=True,
+                nbest=min(_TRIED, beam) if bounded else 1, **{**search, "beta": beta + more},
+            )  # fmt: skip
+            for one in found:
+                outside = fill(known, one.tokens, **options).outside if bounded else 0
+                ways.append((outside, more * len(one.tokens) - one.score, one._replace(beam=found[0].beam)))
+            if not min(outside for outside, *_ in ways):
+                break
+        best = min(ways, key=lambda way: way[:2])[2]
+        others = next_best(known, best, emission.log_probs, merge_repeats=run.merges_repeats)
+        return fill(known, best.tokens, others=others, **options)
+
     def work(emission: runs.Emission) -> dict[str, Any]:
         known = known_text(run.tokeniser, emission.row.text, marked=emission.row.marked)
         if known.complete:
-            return _kept(emission.row, "it has no gap")
+            return _kept(emission.row, no_gap(emission.row))
         try:
-            (found,) = complete_one(emission.log_probs, known.labels, known.open, lm=model, normalized=False, **search)
+            filled = best_filled(emission, known)
         except ValueError as error:
             raise mended(run, error) from None
-        places = places_of(run, emission.row)
-        filled = fill(known, found.tokens, threshold=threshold, whole=True, places=places)
-        left = [{"id": emission.id, **one} for one in filled.left]
-        silent = gaps_in(filled.text) - len(filled.left)
-        if silent:
-            left.append({"id": emission.id, "reason": f"nothing was read in {silent} of its gaps"})
-        if known.empty:
-            left.append({"id": emission.id, "reason": "it is nothing but a gap: all of its text is the run's"})
+        left = listed(emission.row, known, filled)
         if filled.text == emission.row.text:
-            return {**_kept(emission.row), "left": left}
+            return _kept(emission.row, left)
+        marks = {} if filled.gap_marks is None else {"gap_marks": filled.gap_marks}
         row = emission.row.replace(
-            text=filled.text, gaps="marked", text_partial=emission.row.text, unit=places.unit, added=filled.added
-        )
+            text=filled.text, gaps="marked", text_partial=emission.row.text, unit=places_of(run, emission.row).unit,
+            added=filled.added, **marks,
+        )  # fmt: skip
         return _record(
             row, left, filled=len(filled.added), untouched=not filled.added, unmarked=not emission.row.marked
         )
@@ -116,7 +135,7 @@ def complete(
     counts: Counter[str] = Counter()
 
     def write(records: Iterator[dict[str, Any]]) -> None:
-        with manifest_writer(target, labelled=False) as writer, atomic_writer(listing) as file:
+        with rows_writer(target, labelled=False) as writer, atomic_writer(listing) as file:
             for record in records:
                 counts.update(record["counts"])
                 for left in record["left"]:
@@ -134,10 +153,9 @@ def complete(
     )  # fmt: skip
 
 
-def _kept(row: Row, reason: str | None = None, *, untouched: bool = True) -> dict[str, Any]:
+def _kept(row: Row, left: list[dict[str, Any]] | None = None, *, untouched: bool = True) -> dict[str, Any]:
     """The record of a row that comes out as it was."""
-    left = [] if reason is None else [{"id": row.id, "reason": reason}]
-    return _record(unchanged(row), left, untouched=untouched, unmarked=not row.marked)
+    return _record(unchanged(row), left or [], untouched=untouched, unmarked=not row.marked)
 
 
 def _record(row: Row, left: list[dict[str, Any]], **counts: int) -> dict[str, Any]:

@@ -55,8 +55,7 @@ def cached_emissions(
     Of a large vocabulary four times as many tokens of each frame are kept as the beam looks at.
     """
     keep = 4 * beam.tokens if len(run.tokeniser.vocabulary) >= _SPARSE_FROM else None
-    model = run.folder / "model.safetensors"
-    key = _hash("complete", _file(model), _file(manifest), split, keep, len(run.tokeniser.vocabulary))
+    key = _hash("complete", _file(run.weights), _file(manifest), split, keep, len(run.tokeniser.vocabulary))
     folder = run.folder / CACHE / f"emissions-{_hash(os.path.realpath(manifest), split)}"
     cache = EmissionCache.open(folder, key)
     if cache is None:
@@ -176,7 +175,8 @@ class BeamReader:
 
     def _lists(self, run: Run, manifest: Path, split: str | None) -> list[NBest]:
         search = self.search(run)
-        root = data_root(run.recipe, run.folder) if self.root is None and manifest == run.manifest else self.root
+        own = run.trained_here and manifest == run.manifest
+        root = data_root(run.recipe, run.folder) if self.root is None and own else self.root
         cache = cached_emissions(
             run, manifest, split=split, beam=self.beam, device=self.device, root=root, progress=self.progress
         )

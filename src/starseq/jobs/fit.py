@@ -151,14 +151,23 @@ def fit(
 
 
 def plan(
-    data: PathLike, *, text: PathLike | None = None, overrides: Sequence[str] = (), minutes: float | None = None
+    data: PathLike,
+    out: PathLike | None = None,
+    *,
+    text: PathLike | None = None,
+    overrides: Sequence[str] = (),
+    minutes: float | None = None,
 ) -> list[str]:
-    """What `fit` would decide, and what to expect on this machine, measured by some steps of training. Leaves nothing behind."""
+    """What `fit` would decide, and what to expect on this machine, measured by some steps of training. Leaves nothing behind.
+
+    `out` is where `fit` would write; files may lie between there and `data`. By default it is the current folder.
+    """
     _check(data, None, text, overrides, minutes)
     with tempfile.TemporaryDirectory(prefix="starseq-fit-") as folder:
         lines: list[str] = []
-        out = Path(folder, "fit")
-        job = _Fit(data, out, text, overrides, minutes, _State(out, {}, {}), lambda moment: None, lines.append)
+        here = Path(folder, "fit")
+        job = _Fit(data, here, text, overrides, minutes, _State(here, {}, {}), lambda moment: None, lines.append)
+        job.near = Path.cwd() if out is None else Path(out)
         job.do("data")
         seconds = job.seconds_per_step()
         lines += [
@@ -253,6 +262,8 @@ class _Fit:
         self.data, self.out, self.text, self.overrides, self.minutes = data, out, text, list(overrides), minutes
         self.state, self.progress, self.say = state, progress, say
         self.clock = _Clock(state.done)
+        self.near = out
+        """where the result is wanted; a plan works elsewhere"""
 
     # What was decided.
 
@@ -325,13 +336,14 @@ class _Fit:
         if beside != self.out / "data" or not data.exists():
             return [beside]
         folders = [beside, data if data.is_dir() else data.parent]
-        both = Path(os.path.commonpath(list(map(os.path.realpath, folders))))
-        return folders if both == both.parent else [both]
+        both = Path(os.path.commonpath(list(map(os.path.realpath, [self.near, folders[1]]))))
+        return folders if both == both.parent else [both, beside]
 
     def _source(self) -> Path:
         """The manifest to begin with; a corpus is prepared into ``data`` first."""
         data = Path(self.data)
-        if data.is_file() and data.suffix.lower() in (".jsonl", ".json"):
+        name = corpora.reader_of(data) if data.exists() else None
+        if name is None and data.is_file() and data.suffix.lower() in (".jsonl", ".json"):
             return data
         if data.is_dir() and (data / _MANIFEST).is_file():
             return data / _MANIFEST
@@ -339,17 +351,18 @@ class _Fit:
         if not data.exists():  # the word digits
             self.say(str(prepare("digits", made.parent, progress=self._step("data"))).splitlines()[0])
             return made
-        name = corpora.reader_of(data)
         if name is None:
-            known = "audio or images with a text file beside each, PAGE-XML, ALTO, Kaldi's data directories, a table"
+            known = "audio or images with a text file beside each, or what `starseq prepare` reads"
             raise DataError(f"{data}: nothing to read there; `starseq fit` takes a manifest, or {known}")
         # What splits it has are kept; others are made here, by rows.
-        options = {"dev": 0.0, "test": 0.0, "skip_bad": True}
+        options: dict[str, Any] = {"dev": 0.0, "test": 0.0, "skip_bad": True}
         takes = inspect.signature(corpora.load(name)).parameters
         done = prepare(
             name, data, made.parent, **{key: value for key, value in options.items() if key in takes}, progress=self._step("data")
         )  # fmt: skip
         self.say(f"{data}: read as {done.corpus}, {done.rows:,} rows")
+        if done.unruled:
+            self.say(done.about_unruled)
         for reason, count in sorted(done.left_out.items()):
             self.say(f"left out: {count:,} x {reason}")
         if done.bad:

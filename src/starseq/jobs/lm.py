@@ -309,7 +309,7 @@ class _Loop:
     """Training from where it stands to its end."""
 
     def __init__(self, model: TransformerLM, sentences: Sentences, settings: Neural, folder: Path, device: str) -> None:
-        from lightning.fabric import Fabric
+        from lightning_fabric import Fabric
 
         gpu = device_of(device).startswith("cuda")
         self.fabric = Fabric(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from starseq.data.errors import DataError
+from starseq.data.exports import rows_writer
 from starseq.data.files import check_target, resolve_inside
 from starseq.data.manifest import (
     BadRow,
@@ -130,6 +131,11 @@ class Statistics:
 
     rows: int = 0
     marked: int = 0
+    """rows that mark their gaps, or say that they have none; in the others text may be missing anywhere"""
+    gaps: int = 0
+    """marks, in all rows"""
+    with_gaps: int = 0
+    """rows that have one"""
     splits: Counter[str] = field(default_factory=Counter)
     characters: Counter[str] = field(default_factory=Counter)
     words: Range = field(default_factory=Range)
@@ -140,6 +146,8 @@ class Statistics:
         literal = split_gaps(row.text)
         self.rows += 1
         self.marked += row.marked
+        self.gaps += len(literal) - 1
+        self.with_gaps += len(literal) > 1
         self.splits[row.get("split", "")] += 1
         self.words.add(sum(len(segment.split()) for segment in literal))
         self.length.add(sum(map(len, literal)))
@@ -175,11 +183,15 @@ _CONDITION = re.compile(r"\s*([^\s=!<>]+)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOT
 class Condition:
     """A field compared with a value. A row without the field meets no condition on it.
 
+    ``gaps`` compared with a number is how many gaps the text marks.
+
     >>> short = Condition.parse("duration <= 15")
     >>> short(Row({"duration": 12.5})), short(Row({"duration": 20})), short(Row({}))
     (True, False, False)
     >>> Condition.parse("split=train")(Row({"split": "train"}))
     True
+    >>> Condition.parse("gaps>0")(Row({"text": "the * fox"})), Condition.parse("gaps=marked")(Row({"gaps": "marked"}))
+    (True, True)
     """
 
     name: str
@@ -193,8 +205,13 @@ class Condition:
             raise DataError(f"condition {text!r} does not read FIELD=VALUE (or !=, <, <=, >, >=)")
         return cls(*match.groups())
 
+    @property
+    def counts_gaps(self) -> bool:
+        """Whether it is about how many gaps a text marks. No field says that."""
+        return self.name == "gaps" and self.value.isdecimal()
+
     def __call__(self, row: Row) -> bool:
-        found = row.get(self.name)
+        found = len(split_gaps(row.text)) - 1 if self.counts_gaps else row.get(self.name)
         if found is None:
             return False
         compare = _OPERATORS[self.relation]
@@ -228,7 +245,7 @@ def filter_manifest(
     check_target(target, source)
     left_out = 0
     fields: set[str] = set()
-    with bad_rows_beside(target, skip_bad, source) as bad, manifest_writer(target, checked=True) as writer:
+    with bad_rows_beside(target, skip_bad, source) as bad, rows_writer(target, checked=True) as writer:
         rebase = rebaser(source, target)
         for row in read_manifest(source, labelled=labelled, on_bad=bad, progress=progress):
             fields.update(row.fields)
@@ -242,7 +259,7 @@ def filter_manifest(
             else:
                 left_out += 1
         for condition in conditions:
-            if fields and condition.name not in fields:
+            if fields and condition.name not in fields and not condition.counts_gaps:
                 there = ", ".join(sorted(fields))
                 raise DataError(f"{os.fspath(source)}: no row has the field {condition.name!r} (there are {there})")
     return FilterResult(writer.rows, left_out, bad.rows if bad else 0)

@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,16 @@ from typing import Any
 from starseq import __version__, runs
 from starseq.data.drop import Dropper
 from starseq.data.errors import DataError
-from starseq.data.files import check_target, hash_of, write_text
-from starseq.data.manifest import Progress, Row, manifest_writer, read_manifest, rebaser
+from starseq.data.exports import rows_writer
+from starseq.data.files import atomic_writer, check_target, hash_of, write_text
+from starseq.data.manifest import ManifestWriter, Progress, Row, read_manifest, rebaser
 from starseq.decode.workers import work_ahead
-from starseq.jobs._fill import check_reads, mended
+from starseq.jobs._fill import check_reads, lines_of, mended, with_left
 from starseq.jobs._label import KINDS, Kind, Labeller, method_of, scorer_for
 from starseq.jobs._stream import WHOLE, Shard, shard_of, stream
 from starseq.jobs.decode import BeamReader
 from starseq.jobs.evaluate import Scores, device_of
-from starseq.runs.folder import MODEL, data_root
+from starseq.runs.folder import data_root
 from starseq.text.error_rate import ErrorCounts
 
 __all__ = ["KINDS", "THRESHOLD", "Kind", "Summary", "pseudo"]
@@ -172,7 +174,8 @@ def pseudo(
 
     A row gets `text`, `gaps`, `text_partial`, `confidence`, `added`, `refused` and `source` (docs/pseudo-labels.md). A row
     that cannot be aligned comes out as it was, and is listed in ``STEM.failed.jsonl``; of the kind "plain" one in which nothing
-    was read is listed alone. A file that cannot be read raises, or with `skip_bad` its row is listed too. ``STEM.summary.json``
+    was read is listed alone. A file that cannot be read raises, or with `skip_bad` its row is listed too. ``STEM.left.jsonl``
+    lists the gaps that stay open and the rows without one, as `starseq.jobs.complete.complete` does. ``STEM.summary.json``
     counts. A job that was stopped goes on where it was.
 
     `shard` does a part, into ``STEM.1-of-4.jsonl`` and so on; with `merge` the parts of so many shards become `target`, to the
@@ -204,9 +207,9 @@ def pseudo(
     }
     dropped = None if dropper is None else asdict(dropper)
     settings = {**source, "manifest": hash_of(manifest)[:16], "splits": chosen, "drop": dropped}
-    summary = Summary(target if shard is None else _beside(target, f"{shard}{target.suffix}"), settings)
+    summary = Summary(target if shard is None else _beside(target, f"{shard}.jsonl"), settings)
     failed = _beside(summary.target, "failed.jsonl")
-    for path in (summary.target, failed, _beside(summary.target, "summary.json")):
+    for path in (summary.target, failed, *(_beside(summary.target, name) for name in ("left.jsonl", "summary.json"))):
         check_target(path, manifest)
     if merge is not None:
         parts = [_read_part(target, Shard(index, merge), summary) for index in range(1, merge + 1)]
@@ -235,7 +238,7 @@ def pseudo(
         def write(records: Iterator[dict[str, Any]]) -> None:
             rows = _counted(records, summary.tally)
             if shard is None:
-                _assemble(manifest, chosen, [_Part(os.fspath(target), rows, _failures(failed))], summary)
+                _assemble(manifest, chosen, [_Part(os.fspath(target), rows, lines_of(failed))], summary)
             else:
                 _write_part(rows, summary)
 
@@ -259,7 +262,7 @@ def _check_others(run: runs.Run, others: Sequence[runs.Run], kind: Kind) -> None
 
 def _origin(run: runs.Run) -> dict[str, str]:
     """The run's name, and the beginning of its model's hash."""
-    return {"run": Path(os.path.realpath(run.folder)).name, "model": hash_of(run.folder / MODEL)[:16]}
+    return {"run": Path(os.path.realpath(run.folder)).name, "model": hash_of(run.weights)[:16]}
 
 
 def _is_own(run: runs.Run, manifest: PathLike) -> bool:
@@ -302,17 +305,21 @@ def _beside(target: Path, ending: str) -> Path:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
+Labelled = tuple[Row, list[dict[str, Any]]]
+"""a row, and its lines in the list of what was left"""
+
+
 class _Part:
     """What one process has labelled: rows and failures, each in the manifest's order. A row that failed may be in both."""
 
-    def __init__(self, name: str, rows: Iterable[Row], failed: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, name: str, rows: Iterable[Labelled], failed: Iterable[Mapping[str, Any]]) -> None:
         self.name, self._rows, self._failed = name, iter(rows), iter(failed)
         self._row, self._failure = next(self._rows, None), next(self._failed, None)
 
-    def take(self, id: str) -> tuple[Row | None, Mapping[str, Any] | None]:
+    def take(self, id: str) -> tuple[Labelled | None, Mapping[str, Any] | None]:
         """The row of this id, and why it failed."""
         row, failure = self._row, self._failure
-        row = row if row is not None and row.id == id else None
+        row = row if row is not None and row[0].id == id else None
         failure = failure if failure is not None and failure["id"] == id else None
         if row is None and failure is None:
             raise DataError(f"{self.name}: row {id!r} is neither there nor among the failed where the manifest has it")
@@ -324,17 +331,17 @@ class _Part:
 
     def end(self) -> None:
         """Check that nothing is left."""
-        left = self._row.id if self._row is not None else self._failure["id"] if self._failure is not None else None
+        left = self._row[0].id if self._row is not None else self._failure["id"] if self._failure is not None else None
         if left is not None:
             raise DataError(f"{self.name}: row {left!r} is not one of this manifest's")
 
 
-def _counted(records: Iterable[Mapping[str, Any]], tally: Tally) -> Iterator[Row]:
+def _counted(records: Iterable[Mapping[str, Any]], tally: Tally) -> Iterator[Labelled]:
     for record in records:
         tally.add(
             record["labels"], record["gaps"], {name: _read_scores(scores) for name, scores in record["scores"].items()}
         )
-        yield Row(record["row"])
+        yield Row(record["row"]), record["left"]
 
 
 def _read_scores(record: Mapping[str, Any]) -> Scores:
@@ -343,9 +350,17 @@ def _read_scores(record: Mapping[str, Any]) -> Scores:
     return Scores(words, characters, record["right"], record["sentences"])
 
 
-def _failures(path: Path) -> Iterator[dict[str, Any]]:
-    with open(path, "rb") as file:
-        yield from map(json.loads, file)
+@contextmanager
+def _writers(target: Path) -> Iterator[tuple[ManifestWriter, Callable[[Labelled], None]]]:
+    """For the manifest, and for a labelled row: it goes there, and its lines to the list of what was left."""
+    with rows_writer(target, labelled=False) as writer, atomic_writer(_beside(target, "left.jsonl")) as listing:
+
+        def write(found: Labelled) -> None:
+            writer.write(found[0])
+            for line in found[1]:
+                listing.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+
+        yield writer, write
 
 
 def _assemble(
@@ -360,7 +375,7 @@ def _assemble(
     rebase = rebaser(manifest, summary.target)
     total = sum(map(is_chosen, read_manifest(manifest, labelled=False)))
     failures = []
-    with manifest_writer(summary.target, labelled=False) as writer:
+    with _writers(summary.target) as (writer, write):
         for row in read_manifest(manifest, labelled=False):
             if not is_chosen(row):
                 summary.other += 1
@@ -368,12 +383,12 @@ def _assemble(
                 continue
             found, failure = parts[shard_of(summary.rows, total, len(parts))].take(row.id)
             if found is not None:
-                writer.write(found)
+                write(found)
             if failure is not None:
                 summary.failed += 1
                 failures.append(json.dumps(failure, ensure_ascii=False) + "\n")
             elif found is not None:
-                summary.add(found)
+                summary.add(found[0])
             if progress is not None:
                 progress(summary.rows, total)
         for part in parts:
@@ -392,25 +407,25 @@ def _save(summary: Summary) -> None:
     )
 
 
-def _write_part(rows: Iterable[Row], summary: Summary) -> None:
+def _write_part(rows: Iterable[Labelled], summary: Summary) -> None:
     """A shard's own files; the summary comes last and says that it is whole."""
     _beside(summary.target, "summary.json").unlink(missing_ok=True)
     failed = _beside(summary.target, "failed.jsonl")
-    failures = {failure["id"] for failure in _failures(failed)}
-    with manifest_writer(summary.target) as writer:
-        for row in rows:
-            writer.write(row)
-            if row.id not in failures:
-                summary.add(row)
+    failures = {failure["id"] for failure in lines_of(failed)}
+    with _writers(summary.target) as (_, write):
+        for found in rows:
+            write(found)
+            if found[0].id not in failures:
+                summary.add(found[0])
     summary.failed = len(failures)
     _save(summary)
 
 
 def _read_part(target: Path, shard: Shard, summary: Summary) -> _Part:
     """The files of a shard, whole and of the same settings; its counts join the summary."""
-    rows = _beside(target, f"{shard}{target.suffix}")
-    path, failed = _beside(rows, "summary.json"), _beside(rows, "failed.jsonl")
-    missing = next((file for file in (path, rows, failed) if not file.is_file()), None)
+    rows = _beside(target, f"{shard}.jsonl")
+    path, failed, left = (_beside(rows, name) for name in ("summary.json", "failed.jsonl", "left.jsonl"))
+    missing = next((file for file in (path, rows, failed, left) if not file.is_file()), None)
     if missing is not None:
         raise DataError(f"{missing}: no such file: shard {shard.index}/{shard.count} is not done")
     try:
@@ -431,4 +446,5 @@ def _read_part(target: Path, shard: Shard, summary: Summary) -> _Part:
         raise DataError(
             f"{rows}: {lines[0]} rows and {lines[1]} failed, where its summary counts {counts}: do it again"
         )
-    return _Part(os.fspath(rows), read_manifest(rows) if counts["out"] else (), _failures(failed))
+    there = read_manifest(rows, labelled=False) if counts["out"] else ()
+    return _Part(os.fspath(rows), with_left(there, left), lines_of(failed))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import os
 from collections.abc import Sequence
@@ -14,15 +13,16 @@ import torch
 from torch import Tensor
 
 from starseq import __version__, criteria, runs
-from starseq.data.dataset import FeatureReader, LineReader
+from starseq.data.dataset import LineReader
 from starseq.data.drop import Dropper
 from starseq.data.errors import DataError
 from starseq.data.files import write_text
-from starseq.data.manifest import Row, hash64, read_bytes, read_manifest
+from starseq.data.manifest import Row, read_bytes, read_manifest
 from starseq.decode.align import align
+from starseq.jobs.review import doubtful_rows
 from starseq.report.alignment import alignment_svg
 from starseq.report.page import AlignmentView, Example, RunView, page
-from starseq.report.pictures import picture
+from starseq.report.pictures import Picture, drawable, picture
 from starseq.report.readings import Reading, choose, read_readings
 from starseq.runs.emissions import known_labels, normal_text
 from starseq.runs.folder import METRICS, data_root
@@ -43,13 +43,15 @@ def report(
     title: str | None = None,
     intro: Sequence[str] = (),
     completed: str | os.PathLike[str] | None = None,
+    root: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Writes the page about the runs in `folders` and returns its path, by default `report.html` in the first of them.
 
     Error rates and readings are those that `starseq evaluate` left; `split` says which split's examples are shown, by default
     test, or the last one that was evaluated. Half of the `examples` are the worst of the last run, the others are at random.
     Their pictures come from its manifest. The `alignments` show the last run with a star. `names` stand for the folders' own.
-    Of `completed`, a manifest of `starseq pseudo`, as many rows show what was filled in.
+    Of `completed`, a manifest of `starseq complete` or `starseq pseudo`, as many rows show what was read in their gaps, the most
+    doubtful first. Their pictures and sounds lie under `root`.
 
     Raises `DataError` where a folder is not a run, or the split was not evaluated.
     """
@@ -82,7 +84,7 @@ def report(
             },
             unit=loaded[-1].tokeniser.unit,
             partial=None if line is None else line.partial,
-            picture=None if line is None else picture(line.x, ink=_is_ink(loaded[-1])),
+            picture=None if line is None else _picture(loaded[-1], line.x)[0],
             note=note,
         )
         for (reading, note), line in zip(chosen, lines, strict=True)
@@ -91,36 +93,9 @@ def report(
     target = Path(out) if out is not None else loaded[0].folder / "report.html"
     heading = title or ("Run " if len(shown) == 1 else "Runs ") + ", ".join(shown)
     footer = f"starseq {__version__}, torch {torch.__version__}"
-    filled = [] if completed is None else _filled(loaded[-1], completed, examples)
+    filled = [] if completed is None else doubtful_rows(loaded[-1], completed, examples, root=root)[0]
     write_text(target, page(heading, views, made, aligned, filled=filled, intro=intro, footer=footer))
     return target
-
-
-def _filled(run: runs.Run, completed: str | os.PathLike[str], count: int) -> list[Example]:
-    """Rows of a manifest that `starseq pseudo` completed, chosen by a hash of their ids."""
-    rows = (row for row in read_manifest(completed, labelled=False) if row.get("text_partial", row.text) != row.text)
-    chosen = heapq.nsmallest(
-        count, ((hash64("filled", 0, row.id), row.line, row) for row in rows), key=lambda one: one[:2]
-    )
-    examples = []
-    for _, _, row in chosen:
-        line = _line(run, row, None)
-        # Without its gaps: one in which nothing was read is open still.
-        text, known = ("".join(split_gaps(one)) for one in (row.text, row["text_partial"]))
-        if run.tokeniser.unit == "word":
-            text, known = (" ".join(one.split()) for one in (text, known))
-        examples.append(
-            Example(
-                row.id,
-                text,
-                {"transcript": row["text_partial"]},
-                unit=run.tokeniser.unit,
-                partial=known,
-                picture=None if line is None else picture(line.x, ink=_is_ink(run)),
-                note=f"confidence {row['confidence']:.2f}" if "confidence" in row.fields else "",
-            )
-        )
-    return examples
 
 
 def _names(loaded: Sequence[runs.Run]) -> list[str]:
@@ -203,9 +178,10 @@ def _line(run: runs.Run, row: Row | None, dropper: Dropper | None) -> _Line | No
     return _Line(row, x, None if known == complete else normal_text(run.tokeniser, known))
 
 
-def _is_ink(run: runs.Run) -> bool:
-    source = run.reader.source if isinstance(run.reader, FeatureReader) else run.reader
-    return isinstance(source, LineReader)
+def _picture(run: runs.Run, x: Tensor) -> tuple[Picture, int]:
+    """Of what the run reads of a row; and how many frames a column of it is."""
+    shown, frames = drawable(x, run.reader)
+    return picture(shown, ink=isinstance(run.reader, LineReader)), frames
 
 
 @torch.no_grad()
@@ -233,8 +209,10 @@ def _alignments(
             )
         except ValueError:  # more labels than frames: nothing to show
             continue
-        drawn = picture(line.x, ink=_is_ink(run))
-        svg = alignment_svg(found, drawn, logits[0].log_softmax(1), run.tokeniser.vocabulary.tokens, stride=run.stride)
+        drawn, frames = _picture(run, line.x)
+        svg = alignment_svg(
+            found, drawn, logits[0].log_softmax(1), run.tokeniser.vocabulary.tokens, stride=run.stride / frames
+        )
         facts = {"known labels": str(len(labels))}
         if criteria.has_star(run.criterion):
             facts["expected to be missing"] = f"{sum(found.missing):.1f}"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from starseq import corpora
-from starseq.config import Recipe, load_recipe
+from starseq import corpora, models, pretrained
+from starseq.config import HF, Recipe, load_recipe
 from starseq.data.dataset import Batch
 from starseq.data.errors import DataError
 from starseq.data.files import locked, write_text
@@ -72,6 +74,8 @@ def _trained(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resume:
     """The run, in a folder that is this process's own."""
     if fabric.global_rank == 0:
         _refuse_what_is_there(folder, resume)
+    say = hooks.message or (lambda sentence: None)
+    say(f"reading {layout.data_root(recipe, folder) / recipe.data.manifest}")
     loop = build_loop(recipe, folder, fabric, hooks, resume=resume)
     report = loop.data.report
     fabric.barrier()
@@ -79,6 +83,7 @@ def _trained(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resume:
         with writing(folder, loop.saved_step):
             write_text(folder / layout.TOKENS, loop.tokeniser.vocabulary.to_lines())
             write_text(folder / layout.RECIPE, recipe.to_yaml())
+    say("the first step reads its files, and waits for the loss to be compiled where that was never done")
     result = loop.run()
     if fabric.global_rank == 0:
         found = {"metric": result.metric, "error": result.best_error, "step": result.best_step}
@@ -107,21 +112,30 @@ def build_loop(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resum
             corpora.load(data.corpus.name)(root, **data.corpus.settings)
     fabric.barrier()
     manifest = manifest_in(root, data.manifest)
-    for sentence in check_files(manifest, recipe.reader(), data.splits.train, root):
+    own = folder / layout.PRETRAINED
+    if recipe.model.name == HF and fabric.global_rank == 0 and not (resume and _saved(folder)):
+        with writing(folder, None):
+            _copy_settings(recipe, own)
+    fabric.barrier()
+    named, recipe = recipe, recipe.at(own)
+    reader = recipe.reader()
+    for sentence in check_files(manifest, reader, data.splits.train, root):
         say(sentence)
     vocabulary = _vocabulary(recipe, manifest, folder if resume and _saved(folder) else None)
     tokeniser = recipe.tokeniser(vocabulary)
     torch.manual_seed(generator("model", recipe.seed).initial_seed())
     model = recipe.network(vocabulary)
+    going_on = resume and (folder / layout.CHECKPOINT).exists()
+    loaded = frozenset[str]() if going_on else named.load_initial(model)
     sets = training_data(
-        manifest, recipe.reader(), tokeniser, train=data.splits.train, dev=data.splits.dev,
+        manifest, reader, tokeniser, train=data.splits.train, dev=data.splits.dev,
         test=data.splits.test, root=root,
-        stride=int(cast(Any, model).stride), repeats=recipe.merges_repeats,
-        dropper=recipe.dropper(), cache=data.cache,
+        output_lengths=partial(models.output_lengths, model), repeats=recipe.merges_repeats,
+        dropper=recipe.dropper(), cache=data.cache, stride=recipe.model.settings.get("stride"),
     )  # fmt: skip
     say(str(sets.report))
     say(f"{_parameters(model):,} parameters, {fabric.world_size} process(es) on {fabric.device.type}")
-    loop = Loop(recipe, folder, sets, tokeniser, model, fabric, hooks)
+    loop = Loop(named, folder, sets, tokeniser, model, fabric, hooks, loaded)
     if resume and loop.resume():
         say(f"goes on after step {loop.at.step:,}")
     return loop
@@ -155,6 +169,7 @@ def _checked_recipe(recipe: Recipe | None, folder: Path, resume: bool) -> Recipe
     if recipe.data.root is not None:
         # Built-in data is made where no folder is given; here it is not used, and the run does not name it.
         recipe = replace(recipe, data=replace(recipe.data, root=os.path.abspath(recipe.data.root), corpus=None))
+    recipe = recipe.with_absolute_paths()
     if resume and _saved(folder) and saved.is_file():
         changed = load_recipe(saved).differences(recipe)
         if changed:
@@ -183,13 +198,28 @@ def _saved(folder: Path) -> bool:
     return any((folder / name).exists() for name in (layout.CHECKPOINT, layout.MODEL))
 
 
+def _copy_settings(recipe: Recipe, to: Path) -> None:
+    """Whole or not at all, in place of those of a run that failed before it saved anything."""
+    made = to.with_name(f".{to.name}")
+    for old in (made, to):
+        shutil.rmtree(old, ignore_errors=True)
+    try:
+        pretrained.copy_settings(str(recipe.model.settings["path"]), made)
+    except ValueError as error:
+        raise DataError(f"model {recipe.model.name}: {error}") from None
+    made.replace(to)
+
+
 def _vocabulary(recipe: Recipe, manifest: Path, resumed: Path | None) -> Vocabulary:
-    """Of the run that goes on, of the file that the recipe names, or of the training split."""
+    """Of the run that goes on, of the file that the recipe names, of the pretrained model, or of the training split."""
     text = recipe.text
     if resumed is not None and (resumed / layout.TOKENS).is_file():
         return Vocabulary.load(resumed / layout.TOKENS)
     if text.vocabulary is not None:
         return Vocabulary.load(text.vocabulary)
+    own = recipe.own_labels()
+    if own is not None:
+        return Vocabulary(own)
     return vocabulary_of(
         manifest, unit=text.unit, splits=recipe.data.splits.train, normaliser=text.normaliser, size=text.size,
         letters=text.unknown == "letters", max_letters=text.max_letters,
@@ -220,7 +250,8 @@ class DryRun:
 def dry_run(recipe: Recipe, *, items: int = 2, frames: int = 192) -> DryRun:
     """One synthetic batch through the recipe's model, criterion and optimiser, on the CPU: no data is needed.
 
-    The vocabulary is as large as the recipe says, its labels are made up. `items` and `frames` make up the batch.
+    The vocabulary is as large as the recipe says, its labels are made up. `items` and `frames` make up the
+    batch; frames of audio are 10 ms.
 
     >>> dry_run(load_recipe("digits", ["model.width=16"])).loss > 0
     True
@@ -228,14 +259,18 @@ def dry_run(recipe: Recipe, *, items: int = 2, frames: int = 192) -> DryRun:
     started = time.monotonic()
     draw = generator("dry run", recipe.seed)
     text = recipe.text
-    vocabulary = (
-        synthetic_vocabulary(text.unit, text.size) if text.vocabulary is None else Vocabulary.load(text.vocabulary)
-    )
+    own = recipe.own_labels()
+    vocabulary = Vocabulary(own) if own is not None else synthetic_vocabulary(text.unit, text.size)
+    if text.vocabulary is not None:
+        vocabulary = Vocabulary.load(text.vocabulary)
     torch.manual_seed(draw.initial_seed())
     model = recipe.network(vocabulary)
+    reader = recipe.reader()
+    if reader.seconds is not None:
+        frames = round(frames * 0.01 / reader.seconds)
     lengths = torch.tensor([frames] * (items - 1) + [frames // 2])
-    U = max(1, frames // (4 * int(cast(Any, model).stride)))
-    x = torch.randn(items, frames, recipe.inputs(), generator=draw)
+    U = max(1, int(models.output_lengths(model, lengths)[0]) // 4)
+    x = torch.randn(items, frames, reader.bands, generator=draw)
     targets = torch.randint(1, len(vocabulary), (items, U), generator=draw)
     ids = [f"synthetic-{i}" for i in range(items)]
     gaps = torch.ones(items, U + 1, dtype=torch.bool)
@@ -247,7 +282,7 @@ def dry_run(recipe: Recipe, *, items: int = 2, frames: int = 192) -> DryRun:
     objective = Objective(
         recipe.criterion.name, recipe.insertion_penalty(), precision=precision, **recipe.criterion.settings
     )
-    optimizer = optimizer_for(recipe.optim, model, torch.device("cpu"))
+    optimizer = optimizer_for(recipe.optim, model, torch.device("cpu"), recipe.load_initial(model))
     loss = objective(model.train(), batch).losses.mean()
     cast(Any, loss).backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])

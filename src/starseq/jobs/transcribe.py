@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from starseq import runs
-from starseq.data.dataset import FeatureReader, LineReader
+from starseq.data.dataset import LineReader
 from starseq.data.errors import DataError
 from starseq.data.images import image_size
 from starseq.data.manifest import Progress, Row
@@ -160,12 +160,28 @@ def _failure(path: str, error: OSError | ValueError) -> Failure:
     return Failure(path, sentence if path in sentence else f"{path}: {sentence}")
 
 
+def _check_line(path: str, data: bytes) -> None:
+    """Raises `DataError` for an image with the shape and the size of a page."""
+    width, height = image_size(data, name=path)
+    if height >= _PAGE and width < 2 * height:
+        raise DataError(
+            f"{path}: {width} x {height} pixels look like a whole page, and a run reads lines; `starseq prepare pagexml` and "
+            "`alto` cut pages into lines"
+        )
+
+
+_PAGE = 800
+"""pixels: no line of text is that high, unless it is a heading, which is long"""
+
+
 @torch.no_grad()
 def _heard(run: runs.Run, model: torch.nn.Module, path: str) -> _Heard:
-    reader = run.reader.source if isinstance(run.reader, FeatureReader) else run.reader
+    reader = run.reader
     data = Path(path).read_bytes()
     if not data:
         raise DataError(f"{path}: the file is empty")
+    if isinstance(reader, LineReader):
+        _check_line(path, data)
     x = reader(Row({"id": path, "path": path}), data)
     logits, lengths = model(x[None].to(next(model.parameters()).device), torch.tensor([len(x)]))
     log_probs = logits[0, : int(lengths)].float().log_softmax(1).cpu()

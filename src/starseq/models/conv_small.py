@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from starseq.models.padding import FrameConv
+from starseq.models.padding import FrameConv, Strided
 
 
 def build(
@@ -29,7 +29,7 @@ def build(
     return ConvReader(inputs, len(tokens), stride, width, kernel, layers, dropout)
 
 
-class ConvReader(nn.Module):
+class ConvReader(Strided):
     """Pre-norm residual convolutions: x + relu(conv(norm(x))), no norm over time, so nothing looks at the padding."""
 
     def __init__(
@@ -45,7 +45,7 @@ class ConvReader(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, T, F), lengths (B,) -> logits (B, T', V), lengths' (B,)."""
-        frames = -(-x.shape[1] // self.stride)
+        frames = (x.shape[1] + self.stride - 1) // self.stride
         x, lengths = self.first(x, lengths)
         x = F.relu(x)
         for norm, conv in zip(self.norms[:-1], self.convs, strict=True):

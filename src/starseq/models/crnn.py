@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from starseq.models.padding import InstanceNorm, clear, frames_after
+from starseq.models.padding import InstanceNorm, Strided, clear, frames_after
 
 STAGES = 4
 """Each halves the height."""
@@ -38,7 +38,7 @@ def build(
     return CRNN(inputs, len(tokens), stride, channels, hidden, layers, dropout)
 
 
-class CRNN(nn.Module):
+class CRNN(Strided):
     """Line images to logits for each column of `stride` pixels."""
 
     def __init__(
@@ -60,7 +60,7 @@ class CRNN(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, W, H), lengths (B,) -> logits (B, T', V), lengths' (B,)."""
-        frames = -(-x.shape[1] // self.stride)
+        frames = (x.shape[1] + self.stride - 1) // self.stride
         right, below = max(1, frames) * self.stride - x.shape[1], -x.shape[2] % 2**STAGES
         x = F.pad(clear(x, lengths), (0, below, 0, right)).transpose(1, 2)[:, None]  # (B, 1, H, W)
         for stage in self.stages:

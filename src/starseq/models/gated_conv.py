@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from starseq.models.depthwise import DepthwiseConv
-from starseq.models.padding import InstanceNorm, clear, frames_after, real, standardise
+from starseq.models.padding import InstanceNorm, Strided, clear, frames_after, real, standardise
 
 WIDTHS = {0: 256, 2: 512, 4: 1024, 6: 2048}
 """The channels that leave a block, where they are not those that entered it."""
@@ -41,7 +41,7 @@ def build(
     return GatedConv(len(tokens), stem, width, layers, dropout)
 
 
-class GatedConv(nn.Module):
+class GatedConv(Strided):
     """Line images of any height to logits for each column of 4 pixels."""
 
     stride = 2 ** len(POOLS)
@@ -62,8 +62,8 @@ class GatedConv(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, W, H), lengths (B,) -> logits (B, T', V), lengths' (B,)."""
-        frames = -(-x.shape[1] // self.stride)
-        wide = max(1, -(-frames // ALIGN)) * ALIGN
+        frames = (x.shape[1] + self.stride - 1) // self.stride
+        wide = max(1, (frames + ALIGN - 1) // ALIGN) * ALIGN
         right, below = wide * self.stride - x.shape[1], -x.shape[2] % self.stride
         x = F.pad(clear(x, lengths), (0, below, 0, right)).transpose(1, 2)[:, None]  # (B, 1, H, W)
         x = standardise(x, lengths, channels=True)

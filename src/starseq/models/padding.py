@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["FrameConv", "InstanceNorm", "clear", "frames_after", "real", "standardise"]
+__all__ = ["FrameConv", "InstanceNorm", "Strided", "clear", "frames_after", "real", "standardise"]
 
 EPS = 1e-5
 """added to a variance"""
@@ -47,6 +47,16 @@ def clear(x: Tensor, lengths: Tensor) -> Tensor:
     return torch.where(mask, x, 0.0)
 
 
+class Strided(nn.Module):
+    """A model that makes one frame of every `stride`, the last of them of what is left."""
+
+    stride: int
+
+    def output_lengths(self, lengths: Tensor) -> Tensor:
+        """The frames that come out where so many go in."""
+        return frames_after(lengths, self.stride)
+
+
 class FrameConv(nn.Module):
     """A convolution over time, (B, T, inputs) -> (B, T', outputs): frame t is centred on input frames t * stride to (t+1) * stride.
 
@@ -65,7 +75,7 @@ class FrameConv(nn.Module):
         self.conv = nn.Conv1d(inputs, outputs, kernel, stride)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        frames = max(1, -(-x.shape[1] // self.stride))
+        frames = max(1, (x.shape[1] + self.stride - 1) // self.stride)
         left = (self.kernel - self.stride) // 2
         right = (frames - 1) * self.stride + self.kernel - left - x.shape[1]
         x = self.conv(F.pad(clear(x, lengths).transpose(1, 2), (left, right)))
@@ -112,6 +122,8 @@ class InstanceNorm(nn.Module):
             return launched(x, self.weight, self.bias, lengths)
         mask = real(lengths, x.shape[3])[:, None, None].to(torch.promote_types(x.dtype, torch.float32))
         count = (lengths.clamp(min=1) * x.shape[2])[:, None, None, None]
+        if torch.onnx.is_in_onnx_export():
+            return _plain_norm(x, self.weight, self.bias, mask, count)
         y: Tensor = _MaskedNorm.apply(x, self.weight, self.bias, mask, count)  # type: ignore[no-untyped-call]
         return y
 
@@ -124,6 +136,14 @@ def _launched() -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
     from starseq.models.padding_triton import instance_norm
 
     return instance_norm
+
+
+def _plain_norm(x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, count: Tensor) -> Tensor:
+    """As operations of which a graph can be made."""
+    x = x * mask
+    centred = (x - x.sum((2, 3), keepdim=True) / count) * mask
+    scale = (centred.square().sum((2, 3), keepdim=True) / count + EPS).rsqrt()
+    return centred * scale * weight[:, None, None] + bias[:, None, None] * mask
 
 
 class _MaskedNorm(torch.autograd.Function):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from starseq.models.blocks import FrontEnd, Transformer
 from starseq.models.letter_to_word import LETTERS, output_layer
+from starseq.models.padding import Strided
 
 
 def build(
@@ -43,7 +44,7 @@ def build(
     )
 
 
-class AcousticTransformer(nn.Module):
+class AcousticTransformer(Strided):
     """A front end that takes the stride, a stack that keeps the frames, an output layer."""
 
     def __init__(self, front: FrontEnd, stack: Transformer, output: nn.Module, stride: int) -> None:
@@ -52,6 +53,6 @@ class AcousticTransformer(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, T, F), lengths (B,) -> logits (B, T', V), lengths' (B,)."""
-        frames = -(-x.shape[1] // self.stride)
+        frames = (x.shape[1] + self.stride - 1) // self.stride
         x, lengths = self.front(x, lengths)
         return self.output(self.stack(x, lengths)[:, :frames]), lengths

@@ -27,7 +27,7 @@ class _Mark(NamedTuple):
 
 
 def alignment_svg(
-    alignment: Alignment, picture: Picture, log_probs: Tensor, tokens: Sequence[str], *, stride: int, blank: int = 0
+    alignment: Alignment, picture: Picture, log_probs: Tensor, tokens: Sequence[str], *, stride: float, blank: int = 0
 ) -> str:
     """An `<svg>` element: known labels above the picture at their columns, below it what the star stands for, then how sure the
     model is of a token, frame by frame.

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from html import escape
 from typing import Any
 
+from starseq.report.filled import FILLED_STYLE, FilledRow, filled_html
 from starseq.report.marks import marked_html, pieces
 from starseq.report.pictures import Picture
 from starseq.report.plots import COLOURS, Rows, curves_svg
 from starseq.text.gaps import Unit
 
-__all__ = ["AlignmentView", "Example", "RunView", "page"]
+__all__ = ["AlignmentView", "Example", "RunView", "document", "page"]
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,12 @@ def page(
     examples: Sequence[Example] = (),
     alignments: Sequence[AlignmentView] = (),
     *,
-    filled: Sequence[Example] = (),
+    filled: Sequence[FilledRow] = (),
     intro: Sequence[str] = (),
     footer: str = "",
 ) -> str:
-    """The page as text. `intro` are paragraphs above the table, `filled` are rows whose holes were filled, `reference` being the
-    completed text; all texts are plain, and are escaped here.
+    """The page as text. `intro` are paragraphs above the table, `filled` are rows whose gaps were filled; all texts are plain, and
+    are escaped here.
 
     >>> html = page("<b>", [RunView("a & b", "char", {}, {})])
     >>> "<h1>&lt;b&gt;</h1>" in html, "a &amp; b" in html
@@ -81,12 +84,22 @@ def page(
         f"<footer>{escape(footer)}</footer>" if footer else "",
     ]
     body = "\n".join(part for part in parts if part)
+    return document(title, body)
+
+
+def document(title: str, body: str, *, script: str = "", style: str = "") -> str:
+    """A whole HTML document. Nothing is fetched, and nothing runs but the `script`, even if a text should get past the escapes."""
+    allowed = f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" if script else "'none'"
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; script-src {allowed}; "
+        "base-uri 'none'; form-action 'none'"
+    )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        # A page that runs nothing and fetches nothing, even if a text should get past the escapes.
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">\n"
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}{FILLED_STYLE}{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
+        f"{f'<script>{script}</script>' if script else ''}</body>\n</html>\n"
     )
 
 
@@ -185,24 +198,15 @@ def _examples(examples: Iterable[Example], runs: Sequence[RunView]) -> str:
     return f'<p class="legend key">{"".join(f"<span>{one}</span>" for one in key)}</p>\n<div class="grid">{"".join(blocks)}</div>'
 
 
-def _filled(rows: Sequence[Example]) -> str:
-    """Completed texts, what was known of them in bold."""
-    blocks = []
-    for row in rows:
-        image = "" if row.picture is None else _image(row.picture, row.reference)
-        text = _known(row.reference, row.partial or "", row.unit)
-        lines = "".join(
-            f"<dt>{escape(name)}</dt><dd><span class=text>{escape(value)}</span></dd>"
-            for name, value in row.readings.items()
-        )
-        note = f" · {escape(row.note)}" if row.note else ""
-        blocks.append(
-            f'<article>{image}<dl>{lines}<dt>completed</dt><dd>{text}</dd></dl><p class="id">{escape(row.id)}{note}</p></article>'
-        )
-    if not blocks:
+def _filled(rows: Sequence[FilledRow]) -> str:
+    """Rows with gaps, the most doubtful first."""
+    if not rows:
         return ""
-    key = '<p class="legend key"><span><span class=kept>known</span><span class=lost>filled in</span></span></p>'
-    return f'{key}\n<div class="grid">{"".join(blocks)}</div>'
+    key = (
+        '<p class="legend key"><span><mark class=in>filled in</mark></span><span><mark class=open>*</mark> left open</span>'
+        "<span>what was read, how sure the run is of it, and the next best guesses; the most doubtful rows first</span></p>"
+    )
+    return f"{key}\n{''.join(map(filled_html, rows))}"
 
 
 def _image(picture: Picture, text: str) -> str:

@@ -9,6 +9,7 @@
 | `metrics.csv` | one row for every logged step |
 | `results.json` | what was found in the end: `train`, and what `starseq evaluate` adds |
 | `plots/` | pictures |
+| `pretrained/` | settings, feature extractor and tokeniser of a model from outside |
 """
 
 from __future__ import annotations

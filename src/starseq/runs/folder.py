@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from starseq import models, pretrained
 from starseq.config import Recipe, load_recipe
-from starseq.data.dataset import AudioReader, FeatureReader, Reader
+from starseq.data.dataset import Reader
 from starseq.data.errors import DataError
 from starseq.data.files import write_bytes, write_text
+from starseq.pretrained import CONFIG
 from starseq.text.tokeniser import Tokeniser
 from starseq.text.vocabulary import Vocabulary
 
@@ -23,6 +26,8 @@ RECIPE, TOKENS, MODEL = "recipe.yaml", "tokens.txt", "model.safetensors"
 CHECKPOINT, METRICS, RESULTS, PLOTS = "last.ckpt", "metrics.csv", "results.json", "plots"
 DATA = "data"
 """built-in data that the run made for itself"""
+PRETRAINED = "pretrained"
+"""settings, feature extractor and tokeniser of a model from outside"""
 
 
 @dataclass(frozen=True)
@@ -52,25 +57,32 @@ class Run:
         return self.recipe.merges_repeats
 
     @property
-    def stride(self) -> int:
-        return int(self.model.stride)  # type: ignore[arg-type]
+    def stride(self) -> float:
+        """How many frames of the input a frame of the output covers."""
+        return models.stride_of(self.model)
 
     @property
     def seconds_per_frame(self) -> float | None:
         """How much time a frame of the output covers; None for images."""
-        source = self.reader.source if isinstance(self.reader, FeatureReader) else self.reader
-        if not isinstance(source, AudioReader):
-            return None
-        return self.stride * source.log_mel.shift / source.log_mel.rate
+        seconds = self.reader.seconds
+        return None if seconds is None else self.stride * seconds
 
     @property
-    def columns_per_frame(self) -> int | None:
-        """How many pixel columns (of the scaled line) a frame of the output covers; None for audio."""
-        return self.stride if self.seconds_per_frame is None else None
+    def trained_here(self) -> bool:
+        """Whether it is a run, and not a folder of Hugging Face's."""
+        return (self.folder / RECIPE).is_file()
+
+    @property
+    def weights(self) -> Path:
+        """The file of its weights, or, of a model from outside that has several, their list."""
+        one, several = self.folder / MODEL, self.folder / f"{MODEL}.index.json"
+        return several if several.is_file() and not one.is_file() else one
 
     @property
     def manifest(self) -> Path:
-        """The manifest that the run was trained on."""
+        """The manifest that the run was trained on; a model from outside has none, which is a `DataError`."""
+        if not self.trained_here:
+            raise DataError(f"{self.folder}: it was not trained here, so there is no manifest of its own: name one")
         return data_root(self.recipe, self.folder) / self.recipe.data.manifest
 
 
@@ -100,16 +112,19 @@ def save_model(
 
 
 def load(folder: str | os.PathLike[str]) -> Run:
-    """The run in `folder`; one that is missing, damaged or not a run raises `DataError` with one sentence."""
+    """The run in `folder`, or a model for CTC in a folder of Hugging Face's in place of one. What is missing, damaged or neither
+    raises `DataError` with one sentence."""
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such run folder")
+    if not (folder / RECIPE).is_file() and (folder / CONFIG).is_file():
+        return _from_outside(folder)
     missing = [name for name in (RECIPE, TOKENS, MODEL) if not (folder / name).is_file()]
     if missing:
         lacks = " and ".join(missing)
         hint = "training has saved no model yet" if missing == [MODEL] else "is it the --out of `starseq train`?"
         raise DataError(f"{folder}: not a run folder that can be used, for it lacks {lacks} ({hint})")
-    recipe = load_recipe(folder / RECIPE)
+    recipe = load_recipe(folder / RECIPE).at(folder / PRETRAINED)
     vocabulary = Vocabulary.load(folder / TOKENS)
     model = recipe.network(vocabulary)
     facts = _load_weights(model, folder / MODEL)
@@ -123,6 +138,37 @@ def load(folder: str | os.PathLike[str]) -> Run:
         step=int(facts.get("step") or 0),
         dev_error=facts.get("dev_error"),
     )
+
+
+def _from_outside(folder: Path) -> Run:
+    """A model that was trained elsewhere, which reads with its own labels."""
+    try:
+        if not pretrained.has_own_head(str(folder)):
+            raise DataError(
+                f"{folder}: a model of Hugging Face without a head for CTC and labels of its own, which reads nothing yet: "
+                f"`starseq train speech model.name=hf model.path={folder}` trains one"
+            )
+        _, labels = pretrained.own_tokens(str(folder))
+        of_pieces = pretrained.is_of_pieces(pretrained.tokeniser_of(str(folder)))
+    except ValueError as error:
+        raise DataError(str(error)) from None
+    units = ["text.unit=word", "text.unknown=letters", "text.missing=null"] if of_pieces else ["text.unit=char"]
+    case = f"text.normaliser.case={_case(labels)}"
+    recipe = load_recipe("speech", ["model.name=hf", "model.path=.", case, *units]).at(folder)
+    vocabulary = Vocabulary(labels)
+    model = recipe.network(vocabulary)
+    recipe.load_initial(model)
+    return Run(
+        folder=folder, recipe=recipe, tokeniser=recipe.tokeniser(vocabulary), model=model.eval(), reader=recipe.reader(),
+        log_penalty=None, step=0, dev_error=None,
+    )  # fmt: skip
+
+
+def _case(labels: Sequence[str]) -> str:
+    """What a text is turned into, so that these labels write it."""
+    letters = "".join(labels)
+    upper, lower = letters != letters.lower(), letters != letters.upper()
+    return "keep" if upper and lower else "upper" if upper else "lower"
 
 
 def _load_weights(model: nn.Module, path: Path) -> dict[str, Any]:

@@ -7,9 +7,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 __all__ = ["Edit", "ErrorCounts", "align", "cer", "count_errors", "wer"]
 
 
@@ -83,8 +80,9 @@ def count_errors(reference: Sequence[Hashable], hypothesis: Sequence[Hashable]) 
     >>> count_errors("kitten", "sitting")
     ErrorCounts(hits=4, substitutions=2, insertions=1, deletions=0)
     """
-    kinds = [edit.kind for edit in align(reference, hypothesis)]
-    return ErrorCounts(kinds.count("hit"), kinds.count("substitute"), kinds.count("insert"), kinds.count("delete"))
+    kinds = [kind for kind, _, _ in _edits(reference, hypothesis)]
+    substitutions, insertions, deletions = map(kinds.count, ("replace", "insert", "delete"))
+    return ErrorCounts(len(reference) - substitutions - deletions, substitutions, insertions, deletions)
 
 
 class Edit(NamedTuple):
@@ -97,55 +95,31 @@ class Edit(NamedTuple):
 
 
 def align(reference: Sequence[Hashable], hypothesis: Sequence[Hashable]) -> list[Edit]:
-    """An alignment with the fewest errors (each costs 1), from the first label to the last.
-
-    D(i, j), the distance of the first i reference labels from the first j hypothesis labels, is
-    min(D(i-1, j) + 1, D(i, j-1) + 1, D(i-1, j-1) + [labels differ]). Where several alignments are best, the choice
-    is that of jiwer, so that all four counts are the same. Needs 4 bytes for each pair of labels after the common ends.
+    """An alignment with the fewest errors (each costs 1), from the first label to the last: rapidfuzz's, so that counts are those
+    of jiwer where several alignments are best.
 
     >>> [edit.kind for edit in align(["a", "b", "c"], ["a", "c"])]
     ['hit', 'delete', 'hit']
     """
-    shorter = min(len(reference), len(hypothesis))
-    start = 0
-    while start < shorter and reference[start] == hypothesis[start]:
-        start += 1
-    end = 0
-    while end < shorter - start and reference[-1 - end] == hypothesis[-1 - end]:
-        end += 1
-    n, m = len(reference) - start - end, len(hypothesis) - start - end
-    numbers: dict[Hashable, int] = {}
-    ref, hyp = (
-        np.array([numbers.setdefault(label, len(numbers)) for label in labels[start : start + count]], dtype=np.int64)
-        for labels, count in ((reference, n), (hypothesis, m))
-    )
-    distance = _distances(ref, hyp)
-
-    # Backwards from the end. Not read off the minimum, but by differences in the order in which jiwer's rapidfuzz asks.
-    edits = [Edit("hit", start + n + k, start + m + k) for k in reversed(range(end))]
-    i, j = n, m
-    while i or j:
-        if i and (j == 0 or distance[i, j] == distance[i - 1, j] + 1):
-            i -= 1
-            edits.append(Edit("delete", start + i, start + j))
-        elif i == 0 or (j > 1 and distance[i, j - 1] == distance[i - 1, j - 1] - 1):
-            j -= 1
-            edits.append(Edit("insert", start + i, start + j))
-        else:
-            i, j = i - 1, j - 1
-            edits.append(Edit("hit" if ref[i] == hyp[j] else "substitute", start + i, start + j))
-    edits += [Edit("hit", k, k) for k in reversed(range(start))]
-    return edits[::-1]
+    edits, i, j = list[Edit](), 0, 0
+    for kind, at, other in _edits(reference, hypothesis):
+        while i < at or j < other:  # what lies between two edits is equal
+            edits.append(Edit("hit", i, j))
+            i, j = i + 1, j + 1
+        edits.append(Edit(_KINDS[kind], i, j))
+        i, j = i + (kind != "insert"), j + (kind != "delete")
+    return edits + [Edit("hit", i + k, j + k) for k in range(len(reference) - i)]
 
 
-def _distances(ref: NDArray[np.int64], hyp: NDArray[np.int64]) -> NDArray[np.int32]:
-    """D(i, j) for all i, j: (n + 1, m + 1)."""
-    columns = np.arange(len(hyp) + 1, dtype=np.int32)
-    distance = np.empty((len(ref) + 1, len(hyp) + 1), dtype=np.int32)
-    distance[0] = columns
-    for i, label in enumerate(ref):
-        row = distance[i] + 1
-        np.minimum(row[1:], distance[i, :-1] + (hyp != label), out=row[1:])
-        # Insertions run along the row: D(i, j) = min over k <= j of row(k) + (j - k).
-        distance[i + 1] = np.minimum.accumulate(row - columns) + columns
-    return distance
+_KINDS: dict[str, Literal["substitute", "insert", "delete"]] = {
+    "replace": "substitute", "insert": "insert", "delete": "delete",
+}  # fmt: skip
+
+
+def _edits(reference: Sequence[Hashable], hypothesis: Sequence[Hashable]) -> list[tuple[str, int, int]]:
+    """The errors of an alignment: kind, and where it stands in the reference and the hypothesis."""
+    from rapidfuzz.distance import Levenshtein
+
+    numbers: dict[Hashable, int] = {}  # rapidfuzz compares hashes
+    one, other = ([numbers.setdefault(label, len(numbers)) for label in labels] for labels in (reference, hypothesis))
+    return [(edit.tag, edit.src_pos, edit.dest_pos) for edit in Levenshtein.editops(one, other)]

@@ -19,6 +19,7 @@ __all__ = [
     "escape",
     "has_gap",
     "join_gaps",
+    "literal_spans",
     "parse",
     "render",
     "split_gaps",
@@ -76,6 +77,22 @@ def escape(literal: str) -> str:
     ('2\\*3', 'C:\\dir')
     """
     return _STAR.sub(lambda m: m[1] * 2 + r"\*", literal) if "*" in literal else literal
+
+
+def literal_spans(text: str) -> list[tuple[int, int]]:
+    r"""Where each character that `text` stands for is written, a gap being one: start and end.
+
+    >>> literal_spans(r"a\\** *")
+    [(0, 1), (1, 3), (3, 4), (4, 5), (5, 6), (6, 7)]
+    """
+    spans, end = list[tuple[int, int]](), 0
+    for match in _STAR.finditer(text):
+        spans += [(place, place + 1) for place in range(end, match.start())]
+        backslashes, is_star = divmod(len(match[1]), 2)
+        spans += [(match.start() + 2 * n, match.start() + 2 * n + 2) for n in range(backslashes)]
+        spans.append((match.end() - 1 - is_star, match.end()))
+        end = match.end()
+    return spans + [(place, place + 1) for place in range(end, len(text))]
 
 
 def unescape(text: str) -> str:

@@ -89,6 +89,11 @@ class Known:
     _segments: tuple[str, ...]
     _places: tuple[_Place | None, ...]
 
+    @property
+    def marked_gaps(self) -> list[int]:
+        """The gaps that a mark stands in."""
+        return [gap for gap, place in enumerate(self._places) if place is not None and place.mark >= 0]
+
     def readings(self, tokens: Sequence[int], known: Iterable[bool]) -> list[Reading]:
         """What a transcript (n,) that contains the labels has in the open gaps; `known` (n,) says which tokens are labels.
 
@@ -155,8 +160,13 @@ class Known:
                 word = units.pop()
                 units.append(Unit(word.text + self._tokeniser.decode_piece(text), (*word.tokens, number)))
             else:
-                units.append(Unit(text, (number,)))
+                units.append(Unit(self._tokeniser.decode_first(text), (number,)))
         return tuple(units)
+
+    def marks_in(self, gap: int) -> range:
+        """The numbers of the marks, counted through the text, that a filling of this gap takes the place of."""
+        place = self._places[gap]
+        return range(0) if place is None or place.mark < 0 else range(place.mark, place.last + 1)
 
     def write(self, fillings: Mapping[int, Sequence[str | None]]) -> Written:
         r"""The text with `fillings`, by gap: words or characters, None for one that is open. All other marks stay.
@@ -206,9 +216,16 @@ class Known:
 
     def joined(self, items: Sequence[str | None]) -> str:
         """Words or characters, and gaps (None), as one text with marks."""
+        return join_gaps(self._joined(items).segments)
+
+    def length(self, items: Sequence[str | None]) -> int:
+        """How far behind the first of some words or characters the next one stands."""
+        return self._joined(items).length + (self._tokeniser.unit == "word" and bool(items))
+
+    def _joined(self, items: Sequence[str | None]) -> _Text:
         out = _Text()
         self._put(out, items)
-        return join_gaps(out.segments)
+        return out
 
     def _put(self, out: _Text, items: Sequence[str | None]) -> None:
         was_open = False

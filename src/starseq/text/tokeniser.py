@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from starseq.text.gaps import Unit, check_missing, parse
 from starseq.text.normalise import Normaliser
-from starseq.text.vocabulary import CONTINUED, Vocabulary
+from starseq.text.vocabulary import BEGINS, CONTINUED, Vocabulary
 
 __all__ = ["Encoded", "Tokeniser", "Unknown", "UnknownLabel"]
 
@@ -34,8 +35,9 @@ class Tokeniser:
     `unknown` says what becomes of a label that the vocabulary lacks. ``"raise"``: an `UnknownLabel`. ``"drop"``: it goes,
     and the gap in its place is open, so the star takes it. ``"letters"`` (words only): it is spelled out, the first
     letter as it is and the others as continuations, with closed gaps between them (`Vocabulary.top` with `letters`
-    makes such a vocabulary). `missing` is what can be missing in a text without marks: any label, or with
-    ``unit="char", missing="word"`` only whole words (see `starseq.text.gaps.parse`).
+    makes such a vocabulary); a vocabulary with longer continuations spells by the longest pieces. `missing` is what can be
+    missing in a text without marks: any label, or with ``unit="char", missing="word"`` only whole words (see
+    `starseq.text.gaps.parse`).
 
     >>> tokeniser = Tokeniser(Vocabulary(["the", "fox"]), "word", unknown="drop")
     >>> tokeniser.encode("the quick fox", marked=True)
@@ -108,23 +110,53 @@ class Tokeniser:
             if words and self.is_continuation(token):
                 words[-1] += self.decode_piece(token)
             else:
-                words.append(token)
-        return " ".join(words)
+                words.append(self.decode_first(token))
+        return " ".join(word for word in words if word)
 
     def is_continuation(self, token: str) -> bool:
-        """Whether a token is a letter that continues the word before it."""
-        return self.unknown == "letters" and len(token) == len(CONTINUED) + 1 and token.startswith(CONTINUED)
+        """Whether a token is a letter, or a piece, that continues the word before it."""
+        return self.unknown == "letters" and token.startswith(CONTINUED) and len(token) > len(CONTINUED)
+
+    @cached_property
+    def _pieces(self) -> int:
+        """The letters of the longest piece, where words are spelled by pieces; 0 where by letters."""
+        sizes = (len(token) - len(CONTINUED) for token in self.vocabulary if token.startswith(CONTINUED))
+        longest = max(sizes, default=0) if self.unknown == "letters" else 0
+        return longest if longest > 1 else 0
 
     def decode_piece(self, token: str) -> str:
         """The letter of a token that continues a word."""
         return token.removeprefix(CONTINUED)
 
+    def decode_first(self, token: str) -> str:
+        """What a token that begins a word writes."""
+        return "" if self._pieces and token == BEGINS else token
+
     def _spell(self, word: str) -> list[int]:
+        if self._pieces:
+            return self._by_pieces(word)
         tokens = [word[0], *(CONTINUED + letter for letter in word[1:])]
         for letter, token in zip(word, tokens, strict=True):
             if token not in self.vocabulary:
                 raise ValueError(f"character {letter!r} of the word {word!r} is not in the vocabulary")
         return [self.vocabulary.index(token) for token in tokens]
+
+    def _by_pieces(self, word: str) -> list[int]:
+        """The longest piece that fits, again and again."""
+        found: list[int] = []
+        start = 0
+        while start < len(word):
+            mark = CONTINUED if found else ""
+            ends = range(len(word), start, -1)
+            end = next((end for end in ends if mark + word[start:end] in self.vocabulary), None)
+            if end is not None:
+                found.append(self.vocabulary.index(mark + word[start:end]))
+                start = end
+            elif not found and BEGINS in self.vocabulary:
+                found.append(self.vocabulary.index(BEGINS))
+            else:
+                raise UnknownLabel(f"no piece for the {word[start:]!r} of the word {word!r} is in the vocabulary")
+        return found
 
     def _checked(self, labels: Iterable[int]) -> Iterable[int]:
         for label in labels:

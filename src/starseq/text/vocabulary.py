@@ -16,6 +16,8 @@ BLANK = "<blank>"
 SPACE = "<space>"
 CONTINUED = "##"
 """Begins the token of a letter that continues a spelled-out word, as in WordPiece: ``z ##e ##b ##u``."""
+BEGINS = "▁"
+"""In a vocabulary of pieces, begins a word whose letters all are continuations."""
 
 
 class Vocabulary:

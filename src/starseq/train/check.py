@@ -14,8 +14,9 @@ from statistics import quantiles
 import numpy as np
 
 from starseq.data import audio, images
-from starseq.data.dataset import AudioReader, FeatureReader, LineReader, ManifestDataset, Reader
+from starseq.data.dataset import AudioReader, LineReader, ManifestDataset, Reader
 from starseq.data.errors import DataError
+from starseq.data.extractor import ExtractorReader, WaveformReader
 from starseq.data.manifest import Row, read_bytes, read_manifest
 from starseq.text.vocabulary import Vocabulary
 
@@ -36,48 +37,55 @@ def check_files(
     rows = list(islice((row for row in read_manifest(manifest) if row.get("split") in splits), LOOKED_AT))
     for row in rows:
         _check_kind(manifest, reader, row)
-    return _rate(manifest, reader, rows, root) if isinstance(reader, AudioReader) else []
+    return _rate(manifest, reader, rows, root) if isinstance(reader, (AudioReader, WaveformReader)) else []
 
 
 def _check_kind(manifest: Path, reader: Reader, row: Row) -> None:
     kind = _kind(row)
-    if isinstance(reader, FeatureReader):
-        if kind == "features" and row["features"] != reader.key:
-            there = re.search(r"rate=(\d+) bands=(\d+)", row["features"])
-            mend = f": data.reader.rate={there[1]} data.reader.bands={there[2]}" if there else ""
-            raise DataError(f"{manifest}: it holds {row['features']!r}, and the recipe asks for {reader.key!r}{mend}")
-        wanted, name = "features", "features"
-    else:
-        wanted, name = ("images", "line") if isinstance(reader, LineReader) else ("audio", "audio")
+    wanted, name = ("images", "line") if isinstance(reader, LineReader) else ("audio", "audio")
+    if isinstance(reader, AudioReader) and row.features not in (None, reader.key):
+        there = re.search(r"rate=(\d+) bands=(\d+)", row["features"])
+        mend = f": data.reader.rate={there[1]} data.reader.bands={there[2]}" if there else ""
+        raise DataError(f"{manifest}: it holds {row['features']!r}, and the recipe asks for {reader.key!r}{mend}")
+    if isinstance(reader, WaveformReader):
+        name = "pretrained" if isinstance(reader, ExtractorReader) else "waveform"
+        if row.features is not None:
+            raise DataError(
+                f"{manifest}: its rows are stored features ({row.path}), and data.reader.name={name} reads audio"
+            )
     if kind in (None, wanted):
         return
-    recipe = {"images": "handwriting", "audio": "speech"}.get(kind, "")
-    other = {"images": "line", "audio": "audio", "features": "features"}[kind]
-    begin = f"begin with the recipe {recipe}, or give " if {kind, wanted} == {"images", "audio"} else "give "
+    recipe, other = ("handwriting", "line") if kind == "images" else ("speech", "audio")
     raise DataError(
         f"{manifest}: its rows are {kind} ({row.path}), and data.reader.name={name} reads {wanted}: "
-        f"{begin}data.reader.name={other}"
+        f"begin with the recipe {recipe}, or give data.reader.name={other}"
     )
 
 
 def _kind(row: Row) -> str | None:
     """What a row's file is, by what the row says; None: it does not say."""
-    if "features" in row.fields:
-        return "features"
+    if row.features is not None:
+        return "audio"
     suffix = os.path.splitext(row.path)[1].lower()
     if suffix in images.SUFFIXES or ("width" in row.fields and "height" in row.fields):
         return "images"
-    return "audio" if suffix in audio.SUFFIXES or "duration" in row.fields else None
+    return "audio" if suffix in audio.SUFFIXES or row.seconds is not None else None
 
 
-def _rate(manifest: Path, reader: AudioReader, rows: Sequence[Row], root: str | os.PathLike[str] | None) -> list[str]:
+def _rate(
+    manifest: Path, reader: AudioReader | WaveformReader, rows: Sequence[Row], root: str | os.PathLike[str] | None
+) -> list[str]:
     found = set()
     for row in rows:
         try:
-            found.add(audio.probe(read_bytes(row, manifest.parent, root), name=row.path).rate)
+            if row.features is None:
+                found.add(audio.probe(read_bytes(row, manifest.parent, root), name=row.path).rate)
         except ValueError:
             continue  # what is wrong with a file is said where it is read
-    rate, highest = reader.log_mel.rate, max(found, default=0)
+    rate, highest = reader.rate, max(found, default=0)
+    if isinstance(reader, WaveformReader):
+        others = ", ".join(f"{other:,}" for other in sorted(found - {rate}))
+        return [f"the audio has {others} Hz and is resampled to {rate:,}, which the model reads"] if others else []
     if not 0 < highest < rate:
         return []
     return [
@@ -121,7 +129,7 @@ def unknown_labels(unknown: Mapping[str, int], labels: int, vocabulary: Vocabula
 # --- lengths ----------------------------------------------------------------------------------------------------------
 
 
-def too_long(data: ManifestDataset, needs: Mapping[str, float], stride: int) -> str:
+def too_long(data: ManifestDataset, needs: Mapping[str, float], stride: int | None) -> str:
     """A sentence about rows with more labels than frames. `needs` says of each how many times as many frames it needs."""
     names = ", ".join(list(needs)[:5]) + (", ..." if len(needs) > 5 else "")
     share = f"{len(needs):,} of {len(data):,} rows ({_percent(len(needs), len(data))})"
@@ -132,7 +140,7 @@ def too_long(data: ManifestDataset, needs: Mapping[str, float], stride: int) -> 
     return f"{sentence}; {_more_frames(data, sorted(needs.values())[-1 - few], stride)}"
 
 
-def _more_frames(data: ManifestDataset, factor: float, stride: int) -> str:
+def _more_frames(data: ManifestDataset, factor: float, stride: int | None) -> str:
     """The override that makes so many times as many frames."""
     reader = data.reader
     if isinstance(reader, LineReader):
@@ -141,6 +149,8 @@ def _more_frames(data: ManifestDataset, factor: float, stride: int) -> str:
         height = 16 * math.ceil(reader.height * factor / 16)
         wider = math.ceil(reader.max_width * height / reader.height)
         return f"data.reader.height={height} data.reader.max_width={wider} leaves room for nearly all"
+    if stride is None:
+        return "a model with more frames is needed, or longer labels, text.unit=word"
     less = int(stride / factor)
     if less < 1:
         return "do these texts belong to this audio?"

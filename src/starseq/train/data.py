@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from starseq.data.dataset import Item, ManifestDataset, Reader
@@ -214,18 +215,20 @@ def training_data(
     train: Sequence[str],
     dev: Sequence[str],
     test: Sequence[str] = (),
-    stride: int,
+    output_lengths: Callable[[Tensor], Tensor],
     repeats: bool,
     root: str | os.PathLike[str] | None = None,
     dropper: Dropper | None = None,
     cache: bool = False,
+    stride: int | None = None,
     progress: Progress | None = None,
 ) -> TrainingData:
     """The training and dev sets of a manifest.
 
-    Left out are rows that lose every label, and those whose labels do not fit the frames of a model with this `stride`
-    (with `repeats` a repeated label needs a frame between); the report counts them, and says what mends it. More than half
-    of the rows is a `DataError`. Dev is scored by its full text, so what the vocabulary lacks there costs an error, not the run.
+    Left out are rows that lose every label, and those whose labels do not fit the frames that a model has by its `output_lengths`
+    (with `repeats` a repeated label needs a frame between); the report counts them, and says what mends it (another `stride`, where
+    the model has that setting). More than half of the rows is a `DataError`. Dev is scored by its full text, so what the vocabulary
+    lacks there costs an error, not the run.
     """
 
     def labelled(without: frozenset[str] = frozenset()) -> LabelledSet:
@@ -239,7 +242,9 @@ def training_data(
     if training.unknown and tokeniser.unknown == "drop":
         total = training.labels + training.unknown.total()
         misfits.append(unknown_labels(training.unknown, total, tokeniser.vocabulary))
-    too_long = training.too_long(stride, repeats=repeats)
+        if tokeniser.unit == "char" and 2 * training.unknown.total() > total:
+            raise DataError(f"{manifest}: too little is left to train on; {misfits[-1]}")
+    too_long = training.too_long(output_lengths, repeats=repeats)
     if too_long:
         misfits.append(too_long_rows(training, too_long, stride))
         if 2 * len(too_long) > len(training):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SKIPS_IN_A_ROW = 20
 """so many steps without a finite loss, and nothing is learned any more"""
 FRAMES_ON_GPU = 64
-"""a batch's frames are padded to a multiple of so many: planning convolutions for every new shape takes half a second"""
+"""batches are padded to a multiple of so many frames, of 10 ms if they are audio: planning convolutions takes half a second"""
 STEPS_PER_PROGRESS = 10
 SECONDS_PER_PICTURE = 60
 SECONDS_PER_CHECKPOINT = 300
@@ -154,6 +154,7 @@ class Loop:
         model: nn.Module,
         fabric: Fabric,
         hooks: Hooks | None = None,
+        pretrained: Collection[str] = (),
     ) -> None:
         self.recipe, self.folder, self.data, self.tokeniser, self.fabric = recipe, folder, data, tokeniser, fabric
         self.hooks = hooks if hooks is not None else Hooks()
@@ -165,9 +166,11 @@ class Loop:
         )
         self.model = fabric.setup_module(model)
         # Not wrapped by Fabric: a scaler of half-precision gradients must reach the optimiser itself.
-        self.optimizer = optimizer_for(recipe.optim, model, fabric.device)
+        self.pretrained = sorted(pretrained)
+        self.optimizer = optimizer_for(recipe.optim, model, fabric.device, pretrained)
         self.scaler = torch.amp.GradScaler(fabric.device.type, enabled=recipe.trainer.precision == "fp16")
-        self.augment = recipe.augmentation()
+        # Samples have no bands to mask: models that read them mask frames inside.
+        self.augment = recipe.augmentation() if data.train.reader.bands > 1 else None
         self.sampler = BatchSampler(
             data.train.sizes, budget=recipe.data.budget, max_items=recipe.data.max_items, buckets=recipe.data.buckets,
             seed=recipe.seed, rank=fabric.global_rank, world=fabric.world_size,
@@ -301,13 +304,19 @@ class Loop:
     def _moved(self, batch: Batch) -> Batch:
         """The batch on this process's device; on a GPU in one of few shapes."""
         moved = batch.to(self.fabric.device, non_blocking=True)
-        return moved.rounded(FRAMES_ON_GPU) if self.fabric.device.type == "cuda" else moved
+        seconds = self.data.train.reader.seconds or 0.01
+        multiple = FRAMES_ON_GPU * max(1, round(0.01 / seconds))
+        return moved.rounded(multiple) if self.fabric.device.type == "cuda" else moved
 
     def _update(self, window: Window, pending: _Pending) -> bool:
         """The optimiser's step, unless something is not finite; whether it was made."""
         optim, at = self.recipe.optim, self.at
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
+        groups = self.optimizer.param_groups
+        if at.step < self._head_steps():
+            for parameter in (p for group in groups if group["pretrained"] for p in group["params"]):
+                parameter.grad = None
         parameters = [p for p in self.network.parameters() if p.grad is not None]
         norm = get_total_norm([cast(Tensor, p.grad) for p in parameters])
         if optim.clip is not None:
@@ -316,8 +325,8 @@ class Loop:
         loss, norm_value = torch.stack((pending.total, norm)).tolist()
         stepped = math.isfinite(loss) and math.isfinite(norm_value)
         if stepped:
-            for group in self.optimizer.param_groups:
-                group["lr"] = optim.lr * self._rate_factor()
+            for group in groups:
+                group["lr"] = self._rate(pretrained=group["pretrained"])
         if stepped or (self.scaler.is_enabled() and math.isfinite(loss)):
             self.scaler.step(self.optimizer)  # where a half-precision gradient overflowed, this does nothing
         else:
@@ -344,6 +353,21 @@ class Loop:
             sums.frames + frames,
         )
         return True
+
+    def _rate(self, *, pretrained: bool) -> float:
+        """The learning rate of new weights, or of those that were trained before, which warm up when their turn comes."""
+        optim, factor = self.recipe.optim, self._rate_factor()
+        if not pretrained:
+            return optim.lr * factor
+        alone = self._head_steps()
+        turn = max(0, self.at.step - alone + 1)
+        warm = min(1.0, turn / optim.warmup_steps) if alone and optim.warmup_steps else 1.0
+        return (optim.lr if optim.encoder_lr is None else optim.encoder_lr) * factor * warm
+
+    def _head_steps(self) -> int:
+        """For how many steps the new weights learn alone: none, where none are new."""
+        old = {group["pretrained"] for group in self.optimizer.param_groups}
+        return self.recipe.optim.head_steps if len(old) > 1 else 0
 
     def _rate_factor(self) -> float:
         optim, schedule = self.recipe.optim, self.recipe.optim.schedule
@@ -528,6 +552,7 @@ class Loop:
                 "recipe": self.recipe.to_yaml(),
                 "model": self.network.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
+                "pretrained": self.pretrained,
                 "penalty": self.penalty.state_dict(),
                 "scaler": self.scaler.state_dict(),
                 "sampler": dict(self.sampler.state_dict(self.at.batch)),
@@ -553,6 +578,8 @@ class Loop:
             if state.get("labels", self.data.train.digest) != self.data.train.digest:
                 raise ValueError("the labels of the training rows are not those that the run began with")
             self.network.load_state_dict(state["model"])
+            self.pretrained = state["pretrained"]
+            self.optimizer = optimizer_for(self.recipe.optim, self.network, self.fabric.device, self.pretrained)
             self.optimizer.load_state_dict(state["optimizer"])
             self.penalty.load_state_dict(state["penalty"])
             self.scaler.load_state_dict(state["scaler"])
@@ -581,8 +608,13 @@ class Loop:
         self.at.best_error, self.at.best_step, self.at.evaluated = math.inf, 0, -1
 
 
-def optimizer_for(optim: Optim, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
-    parameters = [p for p in model.parameters() if p.requires_grad]
+def optimizer_for(
+    optim: Optim, model: nn.Module, device: torch.device, pretrained: Collection[str] = ()
+) -> torch.optim.Optimizer:
+    """A group of the parameters that are new, one of those that are `pretrained`, where there are some."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    groups = {old: [p for name, p in named if (name in pretrained) is old] for old in (False, True)}
+    parameters: list[Any] = [{"params": group, "pretrained": old} for old, group in groups.items() if group]
     common: dict[str, Any] = {"lr": optim.lr, "weight_decay": optim.weight_decay}
     # One kernel for all parameters, where torch has it.
     fused = device.type == "cpu" or (device.type == "cuda" and optim.name != "adagrad")

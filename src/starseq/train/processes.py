@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,8 @@ def start(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, strate
 
     Precision is none of its business: it would turn half-precision logits into float32, which the loss does not need.
     """
-    from lightning_fabric import Fabric
+    with _without_torchmetrics():
+        from lightning_fabric import Fabric
 
     if accelerator in ("cuda", "gpu"):  # Lightning's word for it
         if not torch.cuda.is_available():
@@ -35,6 +37,19 @@ def start(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, strate
     fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, strategy=strategy)
     fabric.launch()
     return fabric
+
+
+@contextmanager
+def _without_torchmetrics() -> Iterator[None]:
+    """Fabric imports torchmetrics for its version alone, and with it scipy, matplotlib and transformers: half of its time."""
+    if "torchmetrics" in sys.modules:
+        yield
+        return
+    sys.modules["torchmetrics"] = None  # type: ignore[assignment]  # as if it were not installed
+    try:
+        yield
+    finally:
+        del sys.modules["torchmetrics"]
 
 
 @contextmanager
