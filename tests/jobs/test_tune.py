@@ -33,6 +33,7 @@ class MadeRun:
     """As much of a run as a search touches."""
 
     folder: Path
+    trained_here = True
     tokeniser: Tokeniser
     criterion: str = "stc"
     recipe: object = None
@@ -41,6 +42,10 @@ class MadeRun:
     @property
     def manifest(self) -> Path:
         return self.folder / "manifest.jsonl"
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / "model.safetensors"
 
 
 @pytest.fixture
