@@ -2,7 +2,7 @@
 
 A token that stands for three frames does so at P_t(v) * P_t+1(v) * P_t+2(v), times (1 - p)^2. Where that is next to nothing in a
 chunk of frames, the token is *dead* there: it may last for two frames, which is summed over all dead tokens at once, but not for
-three. The labels of an utterance are never dead. docs/algorithm.md, section 4, says what is lost. Small vocabularies, and all of
+three. The labels of an utterance are never dead. docs/algorithm.md, section 8, says what is lost. Small vocabularies, and all of
 float64, have no dead tokens.
 """
 

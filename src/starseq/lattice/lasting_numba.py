@@ -1,4 +1,4 @@
-"""Sums over graphs in which inserted tokens last, on the CPU, without logarithms: see `Gaps` and docs/algorithm.md, section 4.
+"""Sums over graphs in which inserted tokens last, on the CPU, without logarithms: see `Gaps` and docs/algorithm.md, section 8.
 
 A row keeps numbers for its blank, its label, the token of the next label, and its *dead* tokens together; and one for each of its
 *slots*, the tokens that have states of their own (`starseq.emissions.slots_numba` chooses them). With r the sum of a row:
