@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from starseq.lattice.elementary_numba import OPTIONS, jit_outer
+from starseq.lattice.lanes_numba import every, load, store, total, width
 from starseq.numba_cache import kept
 
 _BITS = 20  # a row's numbers are multiplied by 2^20 when they have become that small
@@ -210,19 +211,21 @@ def _scale(power: Any) -> Any:
 def advance(count: Any, rows: Rows, P: Any, begun: Any, raised: Any, block: Any, at: Any, work: Any) -> None:
     """The slots one frame on, from block[at] to block[at+1]; work[1] becomes their sum by row."""
     size, before, after, some, of_own = raised.size, block[at], block[at + 1], begun[0], begun[1]
-    stays, total = work[0], work[1]
+    stays, total_of = work[0], work[1]
     for l in range(size):
-        stays[l], total[l] = raised[l] * rows.rest[l], 0.0
+        stays[l], total_of[l] = raised[l] * rows.rest[l], 0.0
     for j in range(count):
-        share, old, new = P[j], before[j], after[j]
-        for l in range(size):
-            new[l] = share * (old[l] * stays[l] + some[l])
+        share, old, new = every(P[j], raised), before[j], after[j]
+        for i in range(0, size, width(raised)):
+            store(
+                share * (load(old, i, 0.0, raised) * load(stays, i, 0.0, raised) + load(some, i, 0.0, raised)), new, i
+            )
         if j + 1 < rows.first.size:
             for n in range(rows.first[j], rows.first[j + 1]):
                 l = rows.member[n]
-                new[l] = share * (old[l] * stays[l] + of_own[l]) if rows.is_own[n] else 0.0
-        for l in range(size):
-            total[l] += new[l]
+                new[l] = P[j] * (old[l] * stays[l] + of_own[l]) if rows.is_own[n] else 0.0
+        for i in range(0, size, width(raised)):
+            store(load(total_of, i, 0.0, raised) + load(new, i, 0.0, raised), total_of, i)
 
 
 @_jit
@@ -307,10 +310,11 @@ def backward(
             back.next[l] = somewhere + to_next
             back.blank[l] = somewhere + p * to_next + goes_on
         _lower(rows, back)
+        follows, stays_slot = back.slots[4], back.slots[3]
         for j in range(count):
             one = beta[j]
-            for l in range(size):
-                one[l] = back.slots[4, l] + back.slots[3, l] * one[l]
+            for i in range(0, size, width(one)):
+                store(load(follows, i, 0.0, one) + load(stays_slot, i, 0.0, one) * load(one, i, 0.0, one), one, i)
             if j + 1 < rows.first.size:
                 for n in range(rows.first[j], rows.first[j + 1]):
                     if not rows.is_own[n]:
@@ -409,18 +413,20 @@ def _add_slots(count: Any, rows: Rows, P: Any, states: Any, beta: Any, work: Any
     for l in range(size):
         others[l] = own[l] = 0.0
     for j in range(count):
-        one, state, P_slot, posterior = beta[j], states[j], P[j], P[j] * 0
-        for l in range(size):
-            posterior += state[l] * one[l] * share[l]
-            one[l] *= P_slot
-        posteriors[j] += posterior
+        one, state = beta[j], states[j]
+        P_slot, posterior = every(P[j], one), every(0.0, one)
+        for i in range(0, size, width(one)):
+            x = load(one, i, 0.0, one)
+            posterior = posterior + load(state, i, 0.0, one) * x * load(share, i, 0.0, one)
+            store(P_slot * x, one, i)
+        posteriors[j] += total(posterior)
         if j + 1 < rows.first.size:
             for n in range(rows.first[j], rows.first[j + 1]):
                 l = rows.member[n]
                 if rows.is_own[n]:
                     own[l], one[l] = one[l], 0.0
-        for l in range(size):
-            others[l] += one[l]
+        for i in range(0, size, width(one)):
+            store(load(others, i, 0.0, one) + load(one, i, 0.0, one), others, i)
         if j + 1 < rows.first.size:
             for n in range(rows.first[j], rows.first[j + 1]):
                 if rows.is_own[n]:
