@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from starseq import models, recipes
-from starseq.config import Recipe, load_recipe, recipe_names
+from starseq.config import Recipe, build, load_recipe, recipe_names
+from starseq.config.tree import dump, parse
 from starseq.data.augment import SpecAugment
 from starseq.data.dataset import AudioReader, LineReader
 from starseq.data.errors import DataError
@@ -53,7 +54,8 @@ WRONG = [
     ("text={unit: word, missing: char}", "text.missing: a word that lost a 'char' is not a label, and text.unit is 'word'"),
     ("nonsense", "override 'nonsense' is not of the form key=value"),
     ("optim.lr=[1", "not YAML"),
-    ("data.root=${", "not YAML"),
+    ("optim={lr: 1, lr: 2}", "not YAML: a key comes twice"),
+    ("optim.encoder_lr=-1", "optim.encoder_lr: -1.0 is below 0"),
 ]  # fmt: skip
 
 
@@ -113,6 +115,14 @@ def test_values_are_values() -> None:
     assert recipe.optim.clip is None
     assert load_recipe("digits", ["data.splits.train=a"]).data.splits.train == ("a",)
     assert load_recipe("digits", ["trainer.precision=32"]).trainer.precision == "32"
+    for text in (
+        "1e3",
+        "2020-01-01",
+        "yes",
+        ".5",
+        "null",
+    ):  # the writer puts quotes around what reads as something else
+        assert parse(dump({"text": text}), "it") == {"text": text}
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -180,28 +190,28 @@ def test_every_recipe_says_what_it_is_for() -> None:
 
 def test_published_settings() -> None:
     words, letters, iam = load_recipe("librispeech-words"), load_recipe("librispeech-letters"), load_recipe("iam")
-    assert words.augmentation() == SpecAugment()
+    assert build.augmentation(words) == SpecAugment()
     assert (words.optim.batches_per_step, letters.optim.batches_per_step) == (32, 64)
     assert (words.data.budget, iam.data.max_items, iam.optim.batches_per_step) == (240, 8, 8)
     assert iam.optim.schedule.gamma == pytest.approx(10 ** (-1 / 90_000), abs=1e-15)
-    assert (words.text.size, iam.text.size, words.reader().bands, iam.reader().bands) == (50_000, 79, 80, 32)
+    assert (words.text.size, iam.text.size, build.reader(words).bands, build.reader(iam).bands) == (50_000, 79, 80, 32)
 
 
 def test_parts_are_built() -> None:
     recipe = load_recipe("digits", ["data.drop.p=0.5", "penalty={name: schedule, p0: 0.3, p_max: 0.9, half_life: 9}"])
     vocabulary = Vocabulary("0123456789")
-    model, rule, dropper = recipe.network(vocabulary), recipe.insertion_penalty(), recipe.dropper()
-    assert isinstance(recipe.reader(), LineReader)
+    model, rule, dropper = build.network(recipe, vocabulary), build.insertion_penalty(recipe), build.dropper(recipe)
+    assert isinstance(build.reader(recipe), LineReader)
     assert isinstance(rule, InsertionPenalty)
     assert rule.p0 == 0.3
     assert type(model) is type(models.load("conv_small")(32, vocabulary.tokens))
     assert dropper is not None
     assert dropper(Row({"id": "a", "path": "a", "text": "0123456789"})).kept < 10
-    assert isinstance(load_recipe("speech").reader(), AudioReader)
+    assert isinstance(build.reader(load_recipe("speech")), AudioReader)
 
 
 def test_the_rules_of_the_penalty() -> None:
-    rule = load_recipe("digits", ["penalty={name: adaptive, rate: 0.02}"]).insertion_penalty()
+    rule = build.insertion_penalty(load_recipe("digits", ["penalty={name: adaptive, rate: 0.02}"]))
     assert isinstance(rule, AdaptivePenalty)
     assert rule.rate == 0.02
     with pytest.raises(DataError, match=r"penalty\.blank is not a key"):  # it is the vocabulary that says what blank is
@@ -210,7 +220,7 @@ def test_the_rules_of_the_penalty() -> None:
 
 def test_vocal_tracts_are_perturbed_for_the_bands_of_the_reader() -> None:
     augment = ["data.augment={name: spec_augment, tract: 0.1}"]
-    built = load_recipe("speech", augment).augmentation()
+    built = build.augmentation(load_recipe("speech", augment))
     assert isinstance(built, SpecAugment)
     assert (built.tract, built.top) == (0.1, 7600)
     with pytest.raises(DataError, match=r"data\.augment\.top: the bands of data\.reader end at 3600 Hz, not at 7600"):
@@ -289,7 +299,7 @@ def test_names_of_recipes() -> None:
 
 
 def test_the_tokeniser_knows_that_only_words_can_be_missing() -> None:
-    tokeniser = load_recipe("speech").tokeniser(Vocabulary("ab "))
+    tokeniser = build.tokeniser(load_recipe("speech"), Vocabulary("ab "))
     assert tokeniser.encode("AB a").open == (True, False, False, True, True)
 
 

@@ -8,7 +8,7 @@ _EXTRAS = {
     "cli": ("typer", "rich", "matplotlib"),
     "speech": ("soundfile",),
     "images": ("PIL", "sklearn"),
-    "train": ("lightning_fabric", "tensorboard", "omegaconf", "yaml", "safetensors", "rapidfuzz"),
+    "train": ("lightning_fabric", "tensorboard", "yaml", "safetensors", "rapidfuzz"),
     "decode": ("flashlight", "safetensors", "rapidfuzz"),
     "formats": ("pyarrow", "lhotse", "urllib3"),
     "hf": ("transformers", "safetensors"),
@@ -19,8 +19,8 @@ _EXTRAS = {
 def missing(package: str | None) -> str:
     """One sentence about a package that could not be imported, by the name that is imported.
 
-    >>> missing("omegaconf")
-    "this needs the package 'omegaconf', which is not installed: pip install 'starseq[train]', in a checkout -e '.[train]'"
+    >>> missing("yaml")
+    "this needs the package 'yaml', which is not installed: pip install 'starseq[train]', in a checkout -e '.[train]'"
     """
     name = (package or "").partition(".")[0]
     extra = next((extra for extra, packages in _EXTRAS.items() if name in packages), "all")

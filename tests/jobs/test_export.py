@@ -13,7 +13,7 @@ from tests import tiny_hf
 from tests.run_folder import make_run
 
 from starseq import runs
-from starseq.config import load_recipe
+from starseq.config import build, load_recipe
 from starseq.data import audio
 from starseq.data.errors import DataError
 from starseq.data.files import write_text
@@ -40,7 +40,7 @@ def run_of(folder: Path, kind: str, *overrides: str, **settings: Any) -> runs.Ru
     vocabulary = Vocabulary([" ", *"abc'"])
     copy_settings(str(model), folder / "run" / "pretrained")
     torch.manual_seed(1)
-    network = recipe.network(vocabulary)
+    network = build.network(recipe, vocabulary)
     with torch.no_grad():
         for parameter in network.parameters():  # larger: a model of no training would read one token
             parameter.mul_(4)

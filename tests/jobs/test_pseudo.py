@@ -23,7 +23,7 @@ from tests.run_folder import make_run
 from tests.tiny import SETTINGS
 
 from starseq import cli, runs
-from starseq.config import load_recipe
+from starseq.config import build, load_recipe
 from starseq.data.drop import Dropper, FixedDrop
 from starseq.data.errors import DataError
 from starseq.data.files import hash_of
@@ -570,7 +570,7 @@ def test_the_runs_own_manifest_keeps_its_holes(tmp_path: Path) -> None:
     manifest = folder / "data" / "manifest.jsonl"
     summary = label(folder, manifest, tmp_path / "out.jsonl")
     full = {row.id: row.text for row in read_manifest(manifest)}
-    dropper = runs.load(folder).recipe.dropper()
+    dropper = build.dropper(runs.load(folder).recipe)
     assert dropper is not None
     for row in read_manifest(tmp_path / "out.jsonl"):
         if row["split"] == "train":

@@ -11,6 +11,7 @@ import torch
 from tests import tiny
 
 from starseq import runs
+from starseq.config import build
 from starseq.data.dataset import ManifestDataset
 from starseq.data.errors import DataError
 from starseq.data.files import write_text
@@ -31,14 +32,14 @@ def folder(root: Path, tmp_path: Path) -> Path:
     torch.manual_seed(0)
     write_text(tmp_path / "run" / "recipe.yaml", recipe.to_yaml())
     write_text(tmp_path / "run" / "tokens.txt", vocabulary.to_lines())
-    save_model(tmp_path / "run", recipe.network(vocabulary), step=7, log_penalty=math.log(0.25), dev_error=12.5)
+    save_model(tmp_path / "run", build.network(recipe, vocabulary), step=7, log_penalty=math.log(0.25), dev_error=12.5)
     return tmp_path / "run"
 
 
 def test_what_was_saved_comes_back(folder: Path, root: Path) -> None:
     run = runs.load(folder)
     torch.manual_seed(0)
-    expected = run.recipe.network(run.tokeniser.vocabulary).state_dict()
+    expected = build.network(run.recipe, run.tokeniser.vocabulary).state_dict()
     assert all(torch.equal(expected[name], tensor) for name, tensor in run.model.state_dict().items())
     assert (run.step, run.dev_error, run.criterion, run.model.training) == (7, 12.5, "stc", False)
     assert run.log_penalty == math.log(0.25)
@@ -49,7 +50,7 @@ def test_what_was_saved_comes_back(folder: Path, root: Path) -> None:
 def test_time_of_a_frame(folder: Path) -> None:
     recipe = tiny.recipe(folder, "data.reader.name=audio", "model.stride=8")
     write_text(folder / "recipe.yaml", recipe.to_yaml())
-    save_model(folder, recipe.network(Vocabulary("012345678")), step=1, log_penalty=None, dev_error=None)
+    save_model(folder, build.network(recipe, Vocabulary("012345678")), step=1, log_penalty=None, dev_error=None)
     run = runs.load(folder)
     assert run.seconds_per_frame == pytest.approx(0.08)
     assert (run.log_penalty, run.dev_error) == (None, None)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from starseq.config import load_recipe
+from starseq.config import build, load_recipe
 from starseq.data import audio, images
 from starseq.data.errors import DataError
 from starseq.data.manifest import write_manifest
@@ -87,7 +87,7 @@ def test_files_without_a_suffix_are_known_by_what_their_rows_say(change: dict[st
 
 
 def test_features_of_other_bands(tmp_path: Path) -> None:
-    key = load_recipe("speech", ["data.reader.rate=8000", "data.reader.bands=40"]).reader().key
+    key = build.reader(load_recipe("speech", ["data.reader.rate=8000", "data.reader.bands=40"])).key
     row = {"id": "a", "path": "a.npy", "text": "x", "split": "train", "size": 3.0, "features": key}
     write_manifest(tmp_path / "manifest.jsonl", [row, {**row, "id": "b", "split": "dev"}])
     with pytest.raises(DataError) as caught:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from starseq.config import Recipe, load_recipe, override_tree
+from starseq.config import Recipe, build, load_recipe, override_tree
 from starseq.data import audio, images
 from starseq.data.dataset import LineReader
 from starseq.data.errors import DataError
@@ -473,7 +473,7 @@ def steps_for(recipe: Recipe, found: Survey) -> int:
     rows = found.train.rows
     batches = [rows / data.max_items] if data.max_items else []
     if data.budget and found.total_size:
-        reader = recipe.reader()
+        reader = build.reader(recipe)
         height = reader.height if isinstance(reader, LineReader) else 1
         batches.append(found.total_size * height / data.budget)
     if not batches:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from starseq import __version__, runs
+from starseq.config import build
 from starseq.data.drop import Dropper
 from starseq.data.errors import DataError
 from starseq.data.exports import rows_writer
@@ -194,7 +195,7 @@ def pseudo(
         check_reads(run, force)
     own = _is_own(run, manifest)
     chosen = _splits(run, manifest, splits)
-    dropper = run.recipe.dropper() if own else None
+    dropper = build.dropper(run.recipe) if own else None
     reader = BeamReader(lm, lexicon, rescore, alpha, beta, rescore_alpha, rescore_beta, device=device_of(device))
     method = method_of([run, *others], reader, kind, beam, beam_tokens)
     source: dict[str, Any] = {

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from starseq import __version__, criteria, runs
+from starseq.config import build
 from starseq.data.dataset import LineReader
 from starseq.data.drop import Dropper
 from starseq.data.errors import DataError
@@ -69,7 +70,7 @@ def report(
     part = _split(views, split)
     chosen = [] if part is None else _chosen(loaded[-1], part, examples)
     rows = _rows(loaded[-1], [reading.id for reading, _ in chosen])
-    dropper = next((dropper for run in loaded if (dropper := run.recipe.dropper()) is not None), None)
+    dropper = next((dropper for run in loaded if (dropper := build.dropper(run.recipe)) is not None), None)
     lines = [_line(loaded[-1], rows.get(reading.id), dropper) for reading, _ in chosen]
     texts = [_texts(run, part) for run in loaded]
     made = [

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from starseq import corpora, models, pretrained
-from starseq.config import HF, Recipe, load_recipe
+from starseq.config import HF, Recipe, build, load_recipe
 from starseq.data.dataset import Batch
 from starseq.data.errors import DataError
 from starseq.data.files import locked, write_text
@@ -118,20 +118,20 @@ def build_loop(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resum
             _copy_settings(recipe, own)
     fabric.barrier()
     named, recipe = recipe, recipe.at(own)
-    reader = recipe.reader()
+    reader = build.reader(recipe)
     for sentence in check_files(manifest, reader, data.splits.train, root):
         say(sentence)
     vocabulary = _vocabulary(recipe, manifest, folder if resume and _saved(folder) else None)
-    tokeniser = recipe.tokeniser(vocabulary)
+    tokeniser = build.tokeniser(recipe, vocabulary)
     torch.manual_seed(generator("model", recipe.seed).initial_seed())
-    model = recipe.network(vocabulary)
+    model = build.network(recipe, vocabulary)
     going_on = resume and (folder / layout.CHECKPOINT).exists()
-    loaded = frozenset[str]() if going_on else named.load_initial(model)
+    loaded = frozenset[str]() if going_on else build.load_initial(named, model)
     sets = training_data(
         manifest, reader, tokeniser, train=data.splits.train, dev=data.splits.dev,
         test=data.splits.test, root=root,
         output_lengths=partial(models.output_lengths, model), repeats=recipe.merges_repeats,
-        dropper=recipe.dropper(), cache=data.cache, stride=recipe.model.settings.get("stride"),
+        dropper=build.dropper(recipe), cache=data.cache, stride=recipe.model.settings.get("stride"),
     )  # fmt: skip
     say(str(sets.report))
     say(f"{_parameters(model):,} parameters, {fabric.world_size} process(es) on {fabric.device.type}")
@@ -217,7 +217,7 @@ def _vocabulary(recipe: Recipe, manifest: Path, resumed: Path | None) -> Vocabul
         return Vocabulary.load(resumed / layout.TOKENS)
     if text.vocabulary is not None:
         return Vocabulary.load(text.vocabulary)
-    own = recipe.own_labels()
+    own = build.own_labels(recipe)
     if own is not None:
         return Vocabulary(own)
     return vocabulary_of(
@@ -259,13 +259,13 @@ def dry_run(recipe: Recipe, *, items: int = 2, frames: int = 192) -> DryRun:
     started = time.monotonic()
     draw = generator("dry run", recipe.seed)
     text = recipe.text
-    own = recipe.own_labels()
+    own = build.own_labels(recipe)
     vocabulary = Vocabulary(own) if own is not None else synthetic_vocabulary(text.unit, text.size)
     if text.vocabulary is not None:
         vocabulary = Vocabulary.load(text.vocabulary)
     torch.manual_seed(draw.initial_seed())
-    model = recipe.network(vocabulary)
-    reader = recipe.reader()
+    model = build.network(recipe, vocabulary)
+    reader = build.reader(recipe)
     if reader.seconds is not None:
         frames = round(frames * 0.01 / reader.seconds)
     lengths = torch.tensor([frames] * (items - 1) + [frames // 2])
@@ -275,14 +275,14 @@ def dry_run(recipe: Recipe, *, items: int = 2, frames: int = 192) -> DryRun:
     ids = [f"synthetic-{i}" for i in range(items)]
     gaps = torch.ones(items, U + 1, dtype=torch.bool)
     batch = Batch(ids, x, lengths, targets, torch.full((items,), U), gaps, [""] * items)
-    augment = recipe.augmentation()
+    augment = build.augmentation(recipe)
     if augment is not None:
         batch.x = augment(batch.x, batch.lengths, ids, seed=recipe.seed, epoch=0, step=10**9)
     precision = "32" if recipe.trainer.precision == "fp16" else recipe.trainer.precision  # CPUs have no fp16 autocast
     objective = Objective(
-        recipe.criterion.name, recipe.insertion_penalty(), precision=precision, **recipe.criterion.settings
+        recipe.criterion.name, build.insertion_penalty(recipe), precision=precision, **recipe.criterion.settings
     )
-    optimizer = optimizer_for(recipe.optim, model, torch.device("cpu"), recipe.load_initial(model))
+    optimizer = optimizer_for(recipe.optim, model, torch.device("cpu"), build.load_initial(recipe, model))
     loss = objective(model.train(), batch).losses.mean()
     cast(Any, loss).backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])

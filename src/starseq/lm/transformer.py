@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -115,33 +115,31 @@ class TransformerLM(nn.Module):
 
     def settings(self) -> str:
         """``lm.yaml``: all but the tokens and the weights."""
-        from omegaconf import OmegaConf
+        import yaml
 
         normaliser = None if self.normaliser is None else asdict(self.normaliser)
-        settings = OmegaConf.create({"unit": self.unit, **self.sizes, "normaliser": normaliser})
-        return str(OmegaConf.to_yaml(settings))
+        settings = {"unit": self.unit, **self.sizes, "normaliser": normaliser}
+        return str(yaml.safe_dump(settings, allow_unicode=True, sort_keys=False))
 
     @classmethod
     def load(
         cls, folder: str | os.PathLike[str], *, normaliser: Normaliser | None = None, device: str = "cpu"
     ) -> TransformerLM:
         """What `save` wrote, in eval mode. A `normaliser` replaces the saved one; a bad file is a `DataError`."""
-        from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
+        import yaml
         from safetensors import SafetensorError
         from safetensors.torch import load
-        from yaml import YAMLError  # type: ignore[import-untyped]
 
         path = Path(folder)
         for name in ("lm.yaml", "tokens.txt", "model.safetensors"):
             if not (path / name).is_file():
                 raise DataError(f"{path}: no language model of ours: {name} is missing")
         try:
-            settings = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path / "lm.yaml")))
+            settings = yaml.safe_load((path / "lm.yaml").read_text(encoding="utf-8"))
             saved = settings.pop("normaliser")
             used = normaliser or (None if saved is None else Normaliser(**saved))
             model = cls(Vocabulary.load(path / "tokens.txt"), settings.pop("unit"), normaliser=used, **settings)
-        except (OmegaConfBaseException, YAMLError, AttributeError, KeyError, TypeError) as error:
+        except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise DataError(f"{path / 'lm.yaml'}: not the settings of a language model ({reason})") from None
         try:

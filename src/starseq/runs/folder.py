@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from starseq import models, pretrained
-from starseq.config import Recipe, load_recipe
+from starseq.config import Recipe, build, load_recipe
 from starseq.data.dataset import Reader
 from starseq.data.errors import DataError
 from starseq.data.files import write_bytes, write_text
@@ -126,14 +126,14 @@ def load(folder: str | os.PathLike[str]) -> Run:
         raise DataError(f"{folder}: not a run folder that can be used, for it lacks {lacks} ({hint})")
     recipe = load_recipe(folder / RECIPE).at(folder / PRETRAINED)
     vocabulary = Vocabulary.load(folder / TOKENS)
-    model = recipe.network(vocabulary)
+    model = build.network(recipe, vocabulary)
     facts = _load_weights(model, folder / MODEL)
     return Run(
         folder=folder,
         recipe=recipe,
-        tokeniser=recipe.tokeniser(vocabulary),
+        tokeniser=build.tokeniser(recipe, vocabulary),
         model=model.eval(),
-        reader=recipe.reader(),
+        reader=build.reader(recipe),
         log_penalty=facts.get("log_penalty"),
         step=int(facts.get("step") or 0),
         dev_error=facts.get("dev_error"),
@@ -156,11 +156,11 @@ def _from_outside(folder: Path) -> Run:
     case = f"text.normaliser.case={_case(labels)}"
     recipe = load_recipe("speech", ["model.name=hf", "model.path=.", case, *units]).at(folder)
     vocabulary = Vocabulary(labels)
-    model = recipe.network(vocabulary)
-    recipe.load_initial(model)
+    model = build.network(recipe, vocabulary)
+    build.load_initial(recipe, model)
     return Run(
-        folder=folder, recipe=recipe, tokeniser=recipe.tokeniser(vocabulary), model=model.eval(), reader=recipe.reader(),
-        log_penalty=None, step=0, dev_error=None,
+        folder=folder, recipe=recipe, tokeniser=build.tokeniser(recipe, vocabulary), model=model.eval(),
+        reader=build.reader(recipe), log_penalty=None, step=0, dev_error=None,
     )  # fmt: skip
 
 

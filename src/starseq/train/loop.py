@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from starseq.config import Optim, Recipe
+from starseq.config import Optim, Recipe, build
 from starseq.data.batching import BatchSampler
 from starseq.data.dataset import Batch, BatchLoader
 from starseq.data.errors import DataError
@@ -160,7 +160,7 @@ class Loop:
         self.hooks = hooks if hooks is not None else Hooks()
         self.accumulate = share_of(recipe.optim.batches_per_step, fabric.world_size)
         self.network = model
-        self.penalty = recipe.insertion_penalty().to(fabric.device)
+        self.penalty = build.insertion_penalty(recipe).to(fabric.device)
         self.objective = Objective(
             recipe.criterion.name, self.penalty, precision=recipe.trainer.precision, **recipe.criterion.settings
         )
@@ -170,7 +170,7 @@ class Loop:
         self.optimizer = optimizer_for(recipe.optim, model, fabric.device, pretrained)
         self.scaler = torch.amp.GradScaler(fabric.device.type, enabled=recipe.trainer.precision == "fp16")
         # Samples have no bands to mask: models that read them mask frames inside.
-        self.augment = recipe.augmentation() if data.train.reader.bands > 1 else None
+        self.augment = build.augmentation(recipe) if data.train.reader.bands > 1 else None
         self.sampler = BatchSampler(
             data.train.sizes, budget=recipe.data.budget, max_items=recipe.data.max_items, buckets=recipe.data.buckets,
             seed=recipe.seed, rank=fabric.global_rank, world=fabric.world_size,
