@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import pickle
 import re
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from starseq import AdaptivePenalty, InsertionPenalty, STCLoss
-from starseq.penalty import LOOKS, _move, find_read
+from starseq.penalty import LOOKS, look_numba, look_torch
+from starseq.penalty.look_torch import find_read, move
 
 
 def schedule(p0: float = 0.5) -> InsertionPenalty:
@@ -240,8 +242,7 @@ def test_it_moves_by_its_equations(seed: int) -> None:
         labels = 20 + 10 * torch.rand((), generator=generator).item()
         found, sure, more = torch.rand(3, generator=generator).tolist()
         looks.append((found * labels, labels * 3 * more, labels, labels, sure * labels))
-        penalty.counts.mul_(0.9).add_(torch.tensor(looks[-1], dtype=torch.float64))
-        _move(penalty.log_odds, penalty.counts, penalty.record, penalty.p_min, penalty.p_max, penalty.rate)
+        move(torch.tensor([looks[-1]]), *penalty.buffers(), penalty.p_min, penalty.p_max, penalty.rate, 1.0)
     assert penalty().exp().item() == pytest.approx(by_the_equations(looks), abs=1e-6)
 
 
@@ -281,6 +282,60 @@ def test_a_model_that_reads_nothing_leaves_p_where_it_began() -> None:
     penalty = AdaptivePenalty(p0=0.9)
     look(penalty, one_hot([[0, 0, 0]], 4), torch.tensor([[1]]), (3,), (1,), times=50)
     assert penalty().exp().item() == pytest.approx(0.9)
+
+
+def some_batch(seed: int) -> tuple[Any, ...]:
+    """What `look` takes, of any kind and size: logits, targets, lengths, open gaps, log-odds, blank."""
+    generator = torch.Generator().manual_seed(seed)
+    B, T, V, U = (int(torch.randint(*bounds, (), generator=generator)) for bounds in ((1, 4), (1, 12), (2, 40), (1, 8)))
+    blank, factor = int(torch.randint(V, (), generator=generator)), (0.0, 1.0, 4.0, 200.0)[seed % 4]
+    logits = (factor * torch.randn(T, B, V, generator=generator)).to(
+        (torch.float32, torch.float64, torch.float16)[seed % 3]
+    )
+    logits[:, 0] = math.nan if seed % 11 == 10 else logits[:, 0]
+    targets = torch.randint(V - 1, (B, U), generator=generator)
+    frames, labels = (torch.randint(n + 1, (B,), generator=generator) for n in (T, U))
+    open_gaps = torch.rand(B, U + 1, generator=generator) < 0.5 if seed % 2 else None
+    log_odds = 2 * torch.randn((), generator=generator, dtype=torch.float64)
+    return logits.transpose(0, 1), targets + (targets >= blank), frames, labels, open_gaps, log_odds, blank
+
+
+@pytest.mark.parametrize("seed", range(44))
+def test_both_ways_on_a_cpu_see_the_same(seed: int) -> None:
+    batch = some_batch(seed)
+    expected = look_torch.look(*batch).double()
+    torch.testing.assert_close(look_numba.look(*batch), expected, atol=1e-5, rtol=1e-5)
+
+
+def best_by_hand(x: Tensor, target: list[int], p: float) -> tuple[int, ...]:
+    """The frames of the labels on the best path: every other frame is blank, or any token but the next label."""
+    P, best = x.double().softmax(1), (-1.0, ())
+    for frames in itertools.combinations(range(len(x)), len(target)):
+        weight = 1.0
+        for t, row in enumerate(P):
+            if t in frames:
+                weight *= float(row[target[frames.index(t)]])
+            else:
+                following = sum(frame < t for frame in frames)
+                left_out = float(row[target[following]]) if following < len(target) else 0.0
+                weight *= float(row[0]) + p * (1 - float(row[0]) - left_out)
+        best = max(best, (weight, frames))
+    return best[1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_labels_lie_where_the_best_of_all_paths_puts_them(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, target = 2 * torch.randn(7, 5, generator=generator), torch.randint(1, 5, (3,), generator=generator).tolist()
+    token, _ = find_read(x[None], torch.tensor([7]), threshold=0.3)
+    frames = best_by_hand(x, target, 0.6)
+    P = [float(x[t].softmax(0)[v]) for t, v in zip(frames, target, strict=True)]
+    log_odds = torch.tensor(math.log(0.6 / 0.4), dtype=torch.float64)
+    for way in (look_torch, look_numba):
+        arguments = torch.tensor([target]), torch.tensor([7]), torch.tensor([3]), None, log_odds, 0
+        found = way.look(x[None], *arguments)[0].tolist()
+        assert found[0] == sum(int(token[0, t]) != 0 for t in frames)
+        assert found[4] == pytest.approx(sum(P), abs=1e-5)
 
 
 def test_what_is_not_finite_is_not_counted() -> None:

@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from starseq.emissions import vocabulary_triton  # noqa: E402
 from starseq.lattice import banded_triton  # noqa: E402
 from starseq.op import fused_triton, lasting_triton  # noqa: E402
+from starseq.penalty import look_triton  # noqa: E402
 
 POINTERS = {
     "grad_ptr": "*fp32", "enter_ptr": "*i64", "stay_ptr": "*i64", "left_out_ptr": "*i64", "weight_ptr": "*fp32",
@@ -151,3 +152,17 @@ def test_lasting(dtype: str, tiled: bool, per_gap: bool) -> None:
     assert compile_kernel(kernels[0], types, {"BLOCK": 64, **common}, 1)
     assert compile_kernel(kernels[1], types, {"TILED": tiled, **star}, 4)
     assert compile_kernel(kernels[2], types, {"NORMALIZED": True, **star, "TOKENS": 4}, 4)
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize(("tokens", "states"), [(128, 32), (2048, 256)])
+def test_look(dtype: str, tokens: int, states: int) -> None:
+    kernels = look_triton._frames, look_triton._walk, look_triton._move
+    assert_not_specialised(*kernels)
+    types = {"x_ptr": f"*{dtype}", "token_ptr": "*i32", "counts_ptr": "*i64", "open_ptr": "*i1"}
+    sizes = {"BLOCK_V": tokens, "BLOCK_S": states}
+    assert compile_kernel(kernels[0], types, {"STRIDE_V": 1, "EXACT": dtype == "fp64", **sizes}, tokens // 512 or 1)
+    for some_open in (False, True):
+        assert compile_kernel(kernels[1], types, {"SOME_OPEN": some_open, "BLOCK": states}, states // 32)
+    rule = {"P_MIN": 0.02, "P_MAX": 0.94, "RATE": 0.04, "SHARE": 0.25}
+    assert compile_kernel(kernels[2], {"counts_ptr": "*fp64"}, rule, 1)

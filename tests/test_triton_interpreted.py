@@ -12,14 +12,18 @@ import torch
 from tests import brute_force
 from tests.cases import CRITERIA, loss_of, merged_loss, published_loss
 from tests.interpreter import INSIDE, inside, outside, run_again
+from tests.test_penalty import some_batch
 
 import starseq
 from starseq import op
 from starseq.lattice import banded_torch
 from starseq.lattice.topology import Topology
 from starseq.op import separate
+from starseq.penalty import look_torch
 
 pytest.importorskip("triton")
+from starseq.penalty import look_triton
+
 LOSSES = {name: loss_of(name) for name in CRITERIA}
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}
 
@@ -272,3 +276,22 @@ def test_lattice_and_viterbi(skips: bool) -> None:
     best = banded_torch.viterbi(log_stay, log_enter, topology, lengths)
     assert torch.equal(path, best[0])
     torch.testing.assert_close(score, best[1])
+
+
+@inside
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("seed", range(24))
+def test_the_look_of_the_penalty(seed: int) -> None:
+    """What it sees, and how it moves, are those of look_torch."""
+    batch = some_batch(seed)
+    expected, found = look_torch.look(*batch).double(), look_triton.look(*batch)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    for share in (1.0, 0.25):
+        ours, theirs = (
+            [torch.tensor(1.5).double(), torch.tensor([3.0, 5, 7, 7, 2]).double(), torch.tensor([0.25, 0.7]).double()]
+            for _ in range(2)
+        )
+        for one in (found, found + 2, 0 * found):
+            look_triton.move(one, *ours, 0.02, 0.94, 0.04, share)
+            look_torch.move(one, *theirs, 0.02, 0.94, 0.04, share)
+            torch.testing.assert_close(ours, theirs)

@@ -345,6 +345,30 @@ def _log_without(score: Any, stat: Any) -> Any:
     return second + math.log(others) if score == top else log_star + math.log1p(-math.exp(score - log_star))
 
 
+@jit
+def row_stat(row: Any, blank: Any, stat: Any, like: Any) -> Any:
+    """Fills in `stat`, (5,): the largest score of a token but blank, 0 for -inf; `star_of`; that of blank. Returns the first."""
+    top = top_of(row, blank, like)
+    stat[0] = top if top > -np.inf else 0.0
+    stat[1], stat[2], stat[3] = star_of(row, blank, stat[0], like)
+    stat[4] = row[blank]
+    return top
+
+
+@jit
+def row_scores(
+    enter: Any, left_out: Any, stat: Any, weight: Any, share: Any, log_enter: Any, log_stay: Any, like: Any
+) -> None:
+    """The log-scores of one frame from its `row_stat`: of entering by tokens whose scores are `enter`, and of staying by blank or
+    by a star that leaves out tokens whose scores are `left_out`. weight: log-weights of the stars; share: their exponentials."""
+    log_norm = _log_norm(stat)
+    _subtract_norm(enter, log_norm, log_enter, like)
+    if not _log_shares(left_out, log_norm, stat, share, log_stay, like):
+        for s in range(log_stay.size):
+            log_one = weight[s] + (_log_without(np.float64(left_out[s]), stat) - log_norm)
+            log_stay[s] = _log_sum(stat[4] - log_norm, log_one)
+
+
 @jit_outer
 def _scores(
     begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any, columns: Any, lengths: Any,
@@ -381,11 +405,7 @@ def score_frames(
         if normalized or starred:
             for t in range(first, last):
                 row = flat[start + t * stride_t : start + t * stride_t + vocabulary]
-                stat = stats[t - first]
-                top = top_of(row, blank, like)
-                stat[0] = top if top > -np.inf else 0.0
-                stat[1], stat[2], stat[3] = star_of(row, blank, stat[0], like)
-                stat[4] = row[blank]
+                row_stat(row, blank, stats[t - first], like)
         for t in range(first, last):
             norm[t] = _log_norm(stats[t - first]) if normalized else 0.0
             row = flat[start + t * stride_t : start + t * stride_t + vocabulary]

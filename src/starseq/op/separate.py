@@ -91,17 +91,6 @@ def sums_of(
     return -log_z.to(dtype), insertions, arcs.norm, log_alpha, log_beta, log_z
 
 
-def best_path(batch: Batch, setting: Setting) -> Tensor:
-    """The state after each frame on the best path through each utterance's graph, (B, T); -1 past its length, and where there is
-    no path. A star counts by the sum of its tokens. Not for graphs in which these last."""
-    logits, targets, lengths, target_lengths, log_penalty = batch
-    graph = label_graph(setting.criterion, targets, target_lengths, log_penalty, setting.merge_repeats, setting.blank)
-    emissions, lattice = _backend(setting.backend)
-    arcs = emissions.scores(logits, graph.tokens, graph.topology, lengths, normalized=setting.normalized, star=False)
-    path: Tensor = lattice.viterbi(arcs.stay, arcs.enter, graph.topology, lengths)[0]
-    return path
-
-
 def gradient(each: Tensor, batch: Batch, graph: LabelGraph, sums: Sequence[Tensor], setting: Setting) -> Tensor:
     """The gradient by the logits; each: (B,), what the utterances' losses get; sums: the last four of `sums_of`."""
     if graph.tokens.lasting:

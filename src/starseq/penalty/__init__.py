@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -13,26 +16,16 @@ from starseq.arguments import (
     backend_for,
     batch_of,
     check_blank,
-    check_values,
     lengths_of,
     padded_targets,
     whole,
 )
-from starseq.op.separate import best_path
-from starseq.op.setting import Setting
+from starseq.penalty.look_torch import FIRST_SURE
 
 LOOKS = 4
 """an adaptive penalty looks at one batch of so many: p moves in tens of steps"""
 _WITHOUT_FLOAT64 = ("mps",)
 """devices beside which the penalty stays on the CPU"""
-_KEPT = 0.9
-"""of its counts, from look to look"""
-_THRESHOLD = 0.3
-"""something is read at a frame where the best token comes to more than this against the blank"""
-_FIRST_SURE = 0.2
-"""while labels have less probability than this on average, nothing has been read, and p stays where it begins"""
-_FORGETS = 32.0
-"""the power of `sure` by which what was missing is held"""
 
 
 class InsertionPenalty(nn.Module):
@@ -161,7 +154,7 @@ class AdaptivePenalty(nn.Module):
         """Resets to the initial state. Needed after construction on the meta device."""
         self.log_odds.fill_(_log_odds(self.p0))
         self.counts.zero_()
-        self.record[0], self.record[1] = _FIRST_SURE, 1.0
+        self.record[0], self.record[1] = FIRST_SURE, 1.0
         self._calls.zero_()
 
     def forward(self) -> Tensor:
@@ -233,63 +226,18 @@ def _observe(
     calls += 1
     if not is_due:
         return
-    if x.is_cpu:
-        check_values(targets, frames, labels, None, x.shape, blank)
-    found = _counts(x, targets, frames, labels, open_gaps, log_odds, blank)
-    found = torch.where(found.isfinite().all(), found, 0.0).to(log_odds)
+    way = _way(backend_for("auto", x.device))
+    found = way.look(x, targets, frames, labels, open_gaps, log_odds, blank).to(log_odds.device)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
+        found = found.sum(dim=0, keepdim=True)
         torch.distributed.all_reduce(found)
-    share = 1 / LOOKS if captured else 1.0
-    counts.mul_(_KEPT**share).add_(found * share)
-    _move(log_odds, counts, record, p_min, p_max, rate * share)
+    way.move(found, log_odds, counts, record, p_min, p_max, rate, 1 / LOOKS if captured else 1.0)
 
 
-def _counts(
-    x: Tensor, targets: Tensor, frames: Tensor, labels: Tensor, open_gaps: Tensor | None, log_odds: Tensor, blank: int
-) -> Tensor:
-    """What a batch adds to `AdaptivePenalty.counts`: (5,) float32. Utterances without labels, or without a path, say nothing."""
-    batch, width = len(x), targets.shape[1]
-    if not (x.numel() and targets.numel()):
-        return x.new_zeros(5, dtype=torch.float32)
-    token, begins = find_read(x, frames, threshold=_THRESHOLD, blank=blank)
-    log_penalty = nn.functional.logsigmoid(log_odds).float().to(x.device).expand(batch, width + 1)
-    path = best_path(
-        (x, targets, frames, labels, log_penalty), Setting("stc", False, blank, True, backend_for("auto", x.device))
-    )
-    is_label = path > nn.functional.pad(path[:, :-1], (1, 0))
-    # The frame of each label; a column more takes what has none.
-    place = torch.where(is_label, path - 1, width).long()
-    frame = place.new_zeros(batch, width + 1).scatter_(
-        1, place, torch.arange(x.shape[1], device=x.device).expand_as(place)
-    )[:, :width]
-    exists = torch.arange(width, device=x.device) < is_label.sum(dim=1, keepdim=True)
-    rows = x.gather(1, frame[:, :, None].expand(-1, -1, x.shape[2])).float()
-    probability = rows.log_softmax(dim=2).gather(2, targets.long().clamp(0, x.shape[2] - 1)[:, :, None])[:, :, 0].exp()
-    probability = torch.where(exists, probability, 0.0)  # past the lengths there may be anything
-    known = exists.sum(dim=1)
-    read = torch.where(known > 0, begins.sum(dim=1), 0)
-    gaps = known.float()
-    if open_gaps is not None:
-        inside = torch.arange(width + 1, device=x.device) <= labels[:, None]
-        gaps = gaps * (open_gaps.to(x.device) & inside).sum(dim=1) / (labels + 1)
-    is_found = exists & (token.gather(1, frame) != blank)
-    return torch.stack([n.float() for n in (is_found.sum(), read.sum(), known.sum(), gaps.sum(), probability.sum())])
-
-
-def _move(log_odds: Tensor, counts: Tensor, record: Tensor, p_min: float, p_max: float, rate: float) -> None:
-    """Moves p towards what the counts say, see `AdaptivePenalty`."""
-    found, read, labels, gaps, probability = counts
-    known = labels.clamp(min=1)
-    missing = 1 - (found / known) ** 2 * gaps / (gaps + (read - found).clamp(min=0)).clamp(min=1e-9)
-    sure, (top, held) = (probability / known).clamp(max=1), record
-    # The share of the past that is forgotten: most of it, whenever labels become a tenth surer.
-    past = (top / torch.maximum(sure, top)) ** _FORGETS
-    held = past * held + (1 - past) * missing
-    record.copy_(torch.stack((torch.maximum(sure, top), held)))
-    share = (held + (held - missing).clamp(min=0)).clamp(1e-6, 0.95)
-    p = (share ** (1 / (1 + 1.75 * record[0] ** 6))).clamp(p_min, p_max)
-    step = (torch.logit(p) - log_odds).clamp(-rate, rate)
-    log_odds += torch.where((gaps > 0) & (record[0] > _FIRST_SURE), step, 0.0)  # nothing observed says nothing
+@functools.cache
+def _way(backend: str) -> ModuleType:
+    """How a batch is looked at: see look_torch."""
+    return importlib.import_module(f"{__name__}.look_{backend}")
 
 
 _observe_op = torch.library.custom_op(
@@ -302,29 +250,6 @@ _observe_op = torch.library.custom_op(
 @_observe_op.register_fake
 def _observe_fake(*arguments: object) -> None:
     return None
-
-
-def find_read(
-    logits: Tensor, input_lengths: Tensor, *, threshold: float = 0.5, blank: int = 0
-) -> tuple[Tensor, Tensor]:
-    """What a model reads at each frame, (B, T): its best token where that comes to more than `threshold` against the blank alone,
-    else the blank; and where a token begins: the same one in neighbouring frames is read once.
-
-    >>> logits = torch.tensor([[[0.0, 9.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 9.0], [9.0, 0.0, 0.0]]])
-    >>> find_read(logits, torch.tensor([4]))
-    (tensor([[1, 1, 2, 0]]), tensor([[ True, False,  True, False]]))
-    """
-    best = logits.new_full(logits.shape[:2], -math.inf)
-    token = torch.full_like(best, blank, dtype=torch.int64)
-    for first, part in ((0, logits[..., :blank]), (blank + 1, logits[..., blank + 1 :])):
-        if part.shape[2]:
-            top, index = part.max(dim=2)
-            token = torch.where(top > best, index + first, token)
-            best = torch.maximum(top, best)
-    inside = torch.arange(logits.shape[1], device=logits.device) < input_lengths[:, None]
-    is_read = inside & (best.float() - logits[..., blank].float() > _log_odds(threshold))
-    token = torch.where(is_read, token, blank)
-    return token, is_read & (token != nn.functional.pad(token[:, :-1], (1, 0), value=blank))
 
 
 def _log_odds(p: float) -> float:
