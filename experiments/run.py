@@ -14,7 +14,8 @@ A table is a file NAME.yaml beside this one. Its keys:
     commands       `starseq` commands of a cell, in order
     rows           by name, words that stand for {row}
     columns        by name: `title`; `set`, words that stand for {set}; `from`, a column whose run this one reads, as {from};
-                   its own `commands`, `rows` and `seeds`, where they differ
+                   its own `commands`, `rows` and `seeds`, where they differ; `read`, which reading counts: greedy, beam or
+                   rescored (by default the last of these that there is)
     summary        columns for the page of all tables, by heading
 
 In commands {run} is the cell's run folder, {data} the folder of corpora, {here} this folder. On one GPU, several trainings run
@@ -73,6 +74,7 @@ class Cell:
     seed: int
     commands: tuple[tuple[str, ...], ...]  # with {run}, {from}, {data}, {here} and {device} still in them
     before: Cell | None = None  # whose run this one reads
+    read: str | None = None  # the reading that counts
 
     @property
     def name(self) -> str:
@@ -95,8 +97,9 @@ class Cell:
 
     @property
     def reads(self) -> str:
-        """The run folder whose results.json its last command writes: nobody else may write there meanwhile."""
-        return self.before.run if self.before is not None and "{from}" in self.commands[-1] else self.run
+        """The run folder that its last command, `evaluate FOLDER`, names: nobody else may write there meanwhile."""
+        places = {"run": self.run, **({} if self.before is None else {"from": self.before.run})}
+        return _filled(self.commands[-1][1], places)
 
     def words(self, work: str, data: str, device: str, here: str) -> list[list[str]]:
         places = {"run": f"{work}/{self.run}", "data": data, "device": device, "here": here}
@@ -139,7 +142,7 @@ class Table:
             raise Mistake(f"{path.name}: {lacks[0]!r} is missing")
         _only(path.name, keys, [f.name for f in fields(cls) if f.name != "name"])
         for column, what in keys["columns"].items():
-            _only(f"{path.name}: {column}", what or {}, ["title", "set", "from", "commands", "rows", "seeds"])
+            _only(f"{path.name}: {column}", what or {}, ["title", "set", "from", "commands", "rows", "seeds", "read"])
         return cls(path.stem, **{**keys, "rows": {str(row): words for row, words in keys["rows"].items()}})
 
     def cells(self) -> list[Cell]:
@@ -164,7 +167,7 @@ class Table:
         source = self._of(column, "from", None)
         before = None if source is None else self.cell(row, source, seed)
         filled = tuple(tuple(word.replace("{seed}", str(seed)) for word in command) for command in commands)
-        return Cell(self.name, row, column, seed, filled, before)
+        return Cell(self.name, row, column, seed, filled, before, self._of(column, "read", None))
 
     def _of(self, column: str, key: str, default: Any) -> Any:
         return (self.columns[column] or {}).get(key, default)
@@ -209,12 +212,12 @@ def _identity(line: Line) -> tuple[Any, ...]:
     return tuple(str(line.get(name)) for name in ("table", "row", "column", "seed", "key", "partial"))
 
 
-def result(run: Path, metric: str) -> Line:
-    """What a run folder says of a cell that is done: error rates of each split as it was read last, and its training."""
+def result(run: Path, metric: str, read: str | None = None) -> Line:
+    """What a run folder says of a cell that is done: error rates of each split by one reading, and its training."""
     found = json.loads((run / "results.json").read_text(encoding="utf-8"))
     errors = {}
     for split, ways in found.get("evaluate", {}).items():
-        how = list(ways)[-1]  # greedy, beam, rescored: in this order
+        how = read or list(ways)[-1]  # greedy, beam, rescored: in this order
         errors[split] = {"read": how, **{rate: ways[how][rate] for rate in ("cer", "wer")}}
     if not any(metric in rates for rates in errors.values()):
         raise Mistake(f"{run}: its results.json has no {metric}; the last command is to be `evaluate`")
@@ -302,7 +305,7 @@ class Runner:
 
         def want(cell: Cell, for_its_run: bool = False) -> None:
             there = (cell.row, cell.column, cell.seed, cell.key) in done
-            if there and not (for_its_run and not (self.work / cell.run / "model.safetensors").exists()):
+            if there and not (for_its_run and not (self.work / cell.reads / "model.safetensors").exists()):
                 return
             if cell.before is not None:
                 want(cell.before, for_its_run=True)
@@ -339,7 +342,7 @@ class Runner:
 
     def _finish(self, job: Job) -> bool:
         try:
-            found = result(self.work / job.cell.reads, self.metric)
+            found = result(self.work / job.cell.reads, self.metric, job.cell.read)
         except (OSError, KeyError, ValueError, Mistake) as error:
             say(job.cell, f"ended, but not with a result: {error}")
             return False

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from starseq.config import load_recipe
+from starseq.config import build, load_recipe
 from starseq.corpora import digits
 from starseq.data.files import write_text
 from starseq.runs.folder import METRICS, save_model, update_results
@@ -26,7 +26,7 @@ def make_run(folder: Path, *overrides: str, recipe: str = "digits", lines: int =
     digits.prepare(folder / "data", train=lines, dev=lines, test=lines)
     vocabulary = Vocabulary("0123456789")
     torch.manual_seed(seed)
-    model = made.network(vocabulary)
+    model = build.network(made, vocabulary)
     star = made.criterion.name == "stc"
     save_model(folder, model, step=20, log_penalty=-0.6931 if star else None, dev_error=61.5)
     write_text(folder / "tokens.txt", vocabulary.to_lines())

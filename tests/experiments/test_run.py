@@ -38,10 +38,17 @@ if verb == "train":
         sys.exit("this cannot be trained")
     (out / "model.safetensors").touch()
     (out / "results.json").write_text(json.dumps({"train": {"steps": 30, "seconds": 1.5}}))
+if verb == "fit":
+    out = pathlib.Path(words[words.index("--out") + 1])
+    for part, rate in (("teacher", 40.0), ("student", 30.0)):
+        (out / part).mkdir(parents=True)
+        (out / part / "model.safetensors").touch()
+        ways = {"beam": {"cer": rate, "wer": rate}}
+        (out / part / "results.json").write_text(json.dumps({"evaluate": {"dev": ways, "test": ways}}))
 if verb == "evaluate":
     file = pathlib.Path(words[0]) / "results.json"
     found = json.loads(file.read_text())
-    ways = {"greedy": {"cer": 20.0, "wer": 50.0}}
+    ways = {**found.get("evaluate", {}).get("test", {}), "greedy": {"cer": 20.0, "wer": 50.0}}
     if "--beam" in words:
         ways["beam"] = {"cer": 10.0, "wer": 30.0}
     file.write_text(json.dumps({**found, "evaluate": {"dev": ways, "test": ways}}))
@@ -99,6 +106,27 @@ def test_cells_are_run_and_written_once(runner: Runner, tmp_path: Path) -> None:
     assert len(made) == 9
     assert runner.run(cells)  # all of them are there
     assert calls(runner) == made
+
+
+def test_a_run_inside_of_a_run_and_the_reading_that_counts(runner: Runner, tmp_path: Path) -> None:
+    """`starseq fit` leaves a teacher and a student, each read greedily and with a language model."""
+    text = """
+    title: Made up
+    metric: cer
+    rows: {half: }
+    columns:
+      stc: {read: greedy, commands: ["fit x --out {run}", "evaluate {run}/teacher"]}
+      student: {from: stc, read: beam, commands: ["evaluate {from}/student"]}
+    """
+    cells = table(tmp_path, text).cells()
+    assert [cell.reads for cell in cells] == ["made/half/stc/0/teacher", "made/half/stc/0/student"]
+    assert runner.run(cells)
+    found = {line["column"]: line["errors"]["test"] for line in read_lines(runner.results)}
+    assert found == {
+        "stc": {"read": "greedy", "cer": 20.0, "wer": 50.0},
+        "student": {"read": "beam", "cer": 30.0, "wer": 30.0},
+    }
+    assert runner.missing(cells) == []
 
 
 def test_what_changes_is_run_again_with_what_it_reads(runner: Runner, tmp_path: Path) -> None:
