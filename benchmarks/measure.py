@@ -1,5 +1,6 @@
-"""What `starseq bench` does not measure: steps of training, the data tools, and decoding.
+"""What `starseq bench` does not measure: how cost grows, steps of training, the data tools, and decoding.
 
+python benchmarks/measure.py growth --device cuda --seconds 1 # with the labels, and with the vocabulary
 python benchmarks/measure.py train --device cuda --check      # steps of the published models; large batches take 40 GiB
 python benchmarks/measure.py data --corpora ../shared/data    # drop on a million rows, reading every corpus there
 python benchmarks/measure.py decode --corpora ../shared/data  # greedy decoding, beam search and rescoring
@@ -19,11 +20,15 @@ from starseq.jobs import bench_results as results  # noqa: E402
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Measures steps of training, the data tools, or decoding.")
-    parser.add_argument("what", choices=("train", "data", "decode"))
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of train")
+    parser = argparse.ArgumentParser(
+        description="Measures how cost grows, steps of training, the data tools, or decoding."
+    )
+    parser.add_argument("what", choices=("growth", "train", "data", "decode"))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of growth and train")
     parser.add_argument("--case", action="append", default=[], help="of train: only this one; may be repeated")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of train: for each case (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, help="of growth and train: for each case (default: %(default)s)"
+    )
     parser.add_argument("--corpora", type=Path, help="folder with NAME/manifest.jsonl and lm-gutenberg-en/text.txt.xz")
     parser.add_argument("--lm", type=Path, help="5-gram of decode (default: estimated, which takes minutes)")
     parser.add_argument("--save", type=Path, metavar="CSV", help="add the results to a file")
@@ -44,7 +49,11 @@ def _measure(args: argparse.Namespace) -> int:
         results.load(args.save)  # before anything is measured
     if args.check:
         results.read_targets(args.targets)
-    if args.what == "train":
+    if args.what == "growth":
+        from benchmarks.growth import bench_growth
+
+        rows = bench_growth(args.device, seconds=args.seconds)
+    elif args.what == "train":
         from benchmarks.train import bench_train
 
         rows = bench_train(args.device, args.case, seconds=args.seconds, note=_say)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import measure
+from benchmarks import growth, measure
 from benchmarks import train as bench_train
 from benchmarks.train import CASES, PUBLISHED, SMALL
 
@@ -40,7 +40,7 @@ def cuda(monkeypatch):
         return torch.tensor(3.0)
 
     def steps(case, device):
-        return {name: functools.partial(step, case.name, name) for name in bench.PROVIDERS}
+        return {name: functools.partial(step, case.name, name) for name in bench_train.LOSSES}
 
     def captured(run):
         run()
@@ -64,7 +64,7 @@ def cuda(monkeypatch):
 
 def test_every_criterion_is_measured(rows):
     providers = dict.fromkeys(row.provider for row in rows)
-    assert list(providers) == list(bench.PROVIDERS)
+    assert list(providers) == list(bench_train.LOSSES)
     found = {(row.provider, row.metric): row for row in rows}
     assert len(found) == len(rows) == 4 * len(providers)
     fastest = min(("torch ctc", "starseq ctc"), key=lambda name: found[name, "time"].p50)
@@ -137,7 +137,7 @@ def test_a_step_is_above_its_target_by_more_than_its_error(spread, text, tmp_pat
     """Four rounds of 1.07 ± spread: p20 and p80 lie 0.83 of it away, and the standard error is 0.62 of it."""
     times = {"torch ctc": [1.0] * 4, "starseq stc": [1.07 - 2.0833 * spread, 1.07, 1.07, 1.07 + 2.0833 * spread]}
     rows = bench_train._rows(SMALL[2], "cpu", times, {})
-    (tmp_path / "targets.csv").write_text("device,case,provider,ratio\ncpu,train-iam,starseq stc,1.0\n")
+    (tmp_path / "targets.csv").write_text("device,case,provider,over,ratio\ncpu,train-iam,starseq stc,torch ctc,1.0\n")
     failures = bench_results.check(rows, tmp_path / "targets.csv")
     undecided = bench_results.undecided(rows, tmp_path / "targets.csv")
     if spread > 0.1:
@@ -162,7 +162,9 @@ def test_saved_tabled_and_checked(rows, tmp_path):
     assert tables["train"].count("\n| train-iam | 2, 80, 80, 10 | float32 | ") == 3
     assert all("not measured" in tables[name] for name in ("cpu", "cuda", "scaling", "data", "bench"))
     assert "train-iam" in bench_results.table(rows)
-    (tmp_path / "targets.csv").write_text("device,case,provider,ratio\ncpu,train-iam,starseq stc,0.0001\n")
+    (tmp_path / "targets.csv").write_text(
+        "device,case,provider,over,ratio\ncpu,train-iam,starseq stc,torch ctc,0.0001\n"
+    )
     steady = [dataclasses.replace(row, p20=row.p50, p80=row.p50) for row in rows]  # two rounds may differ by anything
     (failure,) = bench_results.check(steady, tmp_path / "targets.csv")
     assert failure.startswith("train-iam, starseq stc: ratio ")
@@ -179,10 +181,10 @@ def test_graphs_are_compared_with_graphs(cuda):
     found = {(row.case, row.provider, row.metric): row.p50 for row in rows}
     assert len(found) == len(rows) == (6 * 3 + 3 * 2) * 4
     for case in CASES[3:]:
-        assert list(dict.fromkeys(row.provider for row in rows if row.case == case.name)) == list(bench.PROVIDERS)
+        assert list(dict.fromkeys(row.provider for row in rows if row.case == case.name)) == list(bench_train.LOSSES)
     for case in PUBLISHED:
         assert list(dict.fromkeys(row.provider for row in rows if row.case == case.name)) == [
-            *bench.PROVIDERS,
+            *bench_train.LOSSES,
             STC,
             CTC,
         ]
@@ -297,7 +299,7 @@ def test_a_graph_that_computes_something_else_is_not_timed(cuda, monkeypatch):
     monkeypatch.setattr(bench_train, "_captured", lambda run: lambda: None)  # the loss stays 0
     notes = []
     rows = bench_train.bench_train("cuda", ["train-iam"], steps=1, note=notes.append)
-    assert [row.provider for row in rows if row.metric == "time"] == list(bench.PROVIDERS)
+    assert [row.provider for row in rows if row.metric == "time"] == list(bench_train.LOSSES)
     assert "the loss is 0 when replayed, 3 otherwise" in notes[0]
 
 
@@ -336,6 +338,49 @@ def test_the_program_checks_steps_and_says_what_is_missing(cuda, capsys):
     assert capsys.readouterr().err == "measure.py: train-iam-x4, starseq stc: ratio 1.067 is above 1\n"
     assert measure.main(check) == 1
     assert capsys.readouterr().out.count("| train-") == 3 * 6 + 2 * 3 - 2
+
+
+def loss_rows(case, provider, ms, memory=1.0, device="NVIDIA Fake"):
+    what, shared = (case, "2, 10, 1024, 3", "float32", provider), (device, "2", "0")
+    return [bench_results.Measurement(*what, metric, "", value, value, value, 1, *shared)
+            for metric, value in (("time", ms), ("ratio", ms / 10), ("memory", memory))]  # fmt: skip
+
+
+def test_targets_over_torch_over_a_peer_and_of_memory(tmp_path):
+    """One gradient of 2 x 10 x 1,024 float32 is 5/64 MiB."""
+    path = tmp_path / "targets.csv"
+    lines = ["a,torch ctc,0.5", "a,cudnn ctc,1", "a,one gradient,1.25", "gone,torch ctc,1", "a,flaggems 1 ctc,1"]
+    path.write_text("\n".join(["device,case,provider,over,ratio", *(f"cuda,iam,{line}" for line in lines)]))
+    good = loss_rows("iam", "a", 4.0, 0.09) + loss_rows("iam", "gone", 9.0) + loss_rows("iam", "cudnn ctc", 4.1)
+    assert bench_results.check(good, path) == []
+    bad = loss_rows("iam", "a", 6.0, 0.1) + loss_rows("iam", "cudnn ctc", 5.0)
+    assert bench_results.check(bad, path) == [
+        "iam, a: ratio 0.6 is above 0.5",
+        "iam, a: ratio 1.2 over cudnn ctc is above 1",
+        "iam, a: ratio 1.28 over one gradient is above 1.25",
+        "iam, gone: not measured",
+    ]
+    assert bench_results.check(loss_rows("letters", "a", 60.0), path) == []
+
+
+def test_a_bench_has_a_row_for_each_loss(monkeypatch):
+    case = bench.Case("tiny", 2, 12, 7, 3)
+    monkeypatch.setitem(bench.CASES, "cpu", (case,))
+    rows = bench.bench(seconds=0.0)
+    expected = [*bench.PROVIDERS, bench.MODULE]
+    assert [row.provider for row in rows if row.metric == "time"] == expected
+    assert all(row.p50 > 0 and row.runs == 5 for row in rows if row.metric == "time")
+    assert "| tiny | 2, 12, 7, 3 | float32 | starseq STCLoss() | " in bench_results.table(rows)
+
+
+def test_growth_is_measured_and_drawn(monkeypatch, tmp_path, capsys):
+    small = tuple(dataclasses.replace(case, B=1, T=9, V=min(case.V, 12), U=2) for case in growth.CASES[::8])
+    monkeypatch.setattr(growth, "CASES", small)
+    path = tmp_path / "results.csv"
+    assert measure.main(["growth", "--seconds", "0", "--save", str(path)]) == 0
+    assert {row.case for row in bench_results.load(path)} == set(bench_results.GROWING)
+    bench_results.plot(path, tmp_path / "plot.svg")
+    assert (tmp_path / "plot.svg").stat().st_size > 1000
 
 
 def test_the_program_says_mistakes_in_one_sentence(capsys, tmp_path):

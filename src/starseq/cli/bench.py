@@ -14,7 +14,6 @@ from starseq.cli._app import app, progress_bar
 def bench(
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to run.")] = "cpu",
     case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.", show_default="all")] = None,
-    scaling: Annotated[bool, typer.Option("--scaling", help="Also how cost grows with frames and vocabulary.")] = False,
     seconds: Annotated[float, typer.Option(help="Time to spend on each case.")] = 8.0,
     save: Annotated[Path | None, typer.Option(help="CSV file to add the results to.", show_default="none")] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit 1 where a ratio is above its target.")] = False,
@@ -22,7 +21,7 @@ def bench(
 ) -> None:
     """Measure this machine: our losses against torch's.
 
-    Against log_softmax and ctc_loss, forward and backward from logits, side by side in one run.
+    Forward and backward from logits, side by side in one run. On a GPU also cuDNN's CTC, and FlagGems' where it is installed.
     """
     from starseq.jobs import bench as job
     from starseq.jobs import bench_results as results
@@ -32,7 +31,7 @@ def bench(
     if check:
         results.read_targets(targets)
     with progress_bar("Measuring") as progress:
-        rows = job.bench(device, case or (), scaling=scaling, seconds=seconds, progress=progress)
+        rows = job.bench(device, case or (), seconds=seconds, progress=progress)
     typer.echo(results.table(rows))
     if save is not None:
         results.save(rows, save)

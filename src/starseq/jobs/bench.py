@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
+import importlib.util
 import math
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +17,8 @@ import torch
 from torch import Tensor
 
 import starseq
-from starseq.jobs.bench_results import BASELINE, GROWING, LOSSES, REPLAYED, Measurement
+from starseq.jobs.bench_results import BASELINE, REPLAYED, Measurement
+from starseq.penalty import LOOKS
 
 Progress = Callable[[int, int], None]
 Provider = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -40,11 +44,13 @@ CASES = {
     "cpu": (
         Case("iam", 8, 150, 80, 22),
         Case("letters", 16, 500, 29, 150),
+        Case("pieces", 8, 200, 1000, 20),
         Case("words", 4, 190, 50001, 25),
     ),
     "cuda": (
         Case("iam", 8, 150, 80, 22),
         Case("letters", 16, 500, 29, 150),
+        Case("pieces", 16, 250, 1000, 60),
         Case("words", 16, 190, 50001, 25),
         Case("words-bf16", 16, 190, 50001, 25, "bfloat16"),
         Case("iam-64", 64, 150, 80, 22),
@@ -53,11 +59,8 @@ CASES = {
         Case("words-64-bf16", 64, 190, 50001, 25, "bfloat16"),
     ),
 }
-SCALING = (
-    *(Case(GROWING[0], 8, T, 80, min(T // 5, 600)) for T in (100, 200, 500, 1000, 2000, 4000, 8000)),
-    *(Case(GROWING[1], 8, 200, V, 25) for V in (100, 300, 1000, 3000, 10000, 30000, 100000, 200000)),
-)
-"""How cost grows: with the frames, and with the vocabulary."""
+MODULE = "starseq STCLoss()"
+"""The module as it comes, which looks at one call in so many: as many are timed together."""
 
 
 def _torch_ctc(logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor) -> Tensor:
@@ -66,35 +69,73 @@ def _torch_ctc(logits: Tensor, targets: Tensor, input_lengths: Tensor, target_le
     return torch.nn.functional.ctc_loss(logits.log_softmax(2, dtype=dtype), targets, input_lengths, target_lengths)
 
 
-def _stc(logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor) -> Tensor:
-    """As published."""
+def _stc(logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, merge_repeats: bool) -> Tensor:
     loss: Tensor = starseq.stc_loss(
-        logits, targets, input_lengths, target_lengths, penalty=math.log(0.5), merge_repeats=False
+        logits, targets, input_lengths, target_lengths, penalty=math.log(0.5), merge_repeats=merge_repeats
     )
     return loss
 
 
-PROVIDERS: dict[str, Provider] = dict(zip(LOSSES, (_torch_ctc, _stc, starseq.ctc_loss), strict=True))
+PROVIDERS: dict[str, Provider] = {
+    BASELINE: _torch_ctc,
+    "starseq ctc": starseq.ctc_loss,
+    "starseq stc": functools.partial(_stc, merge_repeats=True),
+    "starseq published stc": functools.partial(_stc, merge_repeats=False),
+}
+
+
+def _peers(targets: Tensor, lengths: tuple[Tensor, Tensor]) -> Iterator[tuple[str, Provider]]:
+    """Other CTCs for GPUs, each with what it wants its arguments to be: cuDNN's on the GPU and on the CPU, FlagGems'."""
+    labels, frames, sizes = (x.to(torch.int32) for x in (targets.reshape(-1), *lengths))
+
+    def mean(each: Tensor) -> Tensor:
+        return (each / lengths[1]).mean()
+
+    def on_gpu(logits: Tensor, *unused: Tensor) -> Tensor:
+        log_probs = logits.log_softmax(2, dtype=torch.float32)
+        return mean(torch._cudnn_ctc_loss(log_probs, labels, frames, sizes, 0, False, False)[0])
+
+    def on_cpu(logits: Tensor, *unused: Tensor) -> Tensor:
+        log_probs = logits.log_softmax(2, dtype=torch.float32)
+        return mean(torch._cudnn_ctc_loss(log_probs, labels_there, frames_there, sizes_there, 0, False, False)[0])
+
+    def flaggems(logits: Tensor, *others: Tensor) -> Tensor:
+        loss: Tensor = flag_gems.ctc_loss(logits.log_softmax(2, dtype=torch.float32), *others)
+        return loss
+
+    yield "cudnn ctc", on_gpu
+    labels_there, frames_there, sizes_there = labels.cpu(), frames.tolist(), sizes.tolist()
+    yield "cudnn ctc", on_cpu
+    if importlib.util.find_spec("flag_gems") is not None:
+        flag_gems = importlib.import_module("flag_gems")
+        yield f"flaggems {importlib.metadata.version('flag_gems')} ctc", flaggems
 
 
 def bench(
-    device: str = "cpu", cases: Iterable[str] = (), *, scaling: bool = False, seconds: float = 8.0,
+    device: str = "cpu", cases: Iterable[str] = (), *, seconds: float = 8.0,
     progress: Progress = lambda done, total: None,
 ) -> list[Measurement]:  # fmt: skip
-    """Times and peak memory of every provider at every case (by name; by default all of the device's).
-
-    Providers take turns within a case, so that what disturbs one disturbs the others. A result that disagrees with torch's
-    raises before anything is timed.
-    """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device: this machine has no CUDA device")
+    """Times and peak memory of every provider at every case (by name; by default all of the device's)."""
     known = CASES[device]
     chosen = list(cases)
     for name in chosen:
         if name not in {case.name for case in known}:
             raise ValueError(f"--case: {name!r} is none of {', '.join(case.name for case in known)}")
-    todo = [case for case in known if not chosen or case.name in chosen] + list(SCALING if scaling else ())
+    return measure([case for case in known if not chosen or case.name in chosen], device, seconds, progress)
+
+
+def measure(
+    cases: Iterable[Case], device: str, seconds: float, progress: Progress = lambda done, total: None
+) -> list[Measurement]:
+    """Times and peak memory of every provider at every case.
+
+    Providers take turns within a case, so that what disturbs one disturbs the others. A result of ours that disagrees with
+    torch's raises before anything is timed; a peer that does, or cannot do a case, is left out.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device: this machine has no CUDA device")
     rows: list[Measurement] = []
+    todo = list(cases)
     for done, case in enumerate(todo):
         progress(done, len(todo))
         rows += _measure(case, device, seconds)
@@ -110,28 +151,48 @@ def _measure(case: Case, device: str, seconds: float) -> list[Measurement]:
     targets = torch.randint(1, case.V, (case.B, case.U), generator=generator).to(device)
     lengths = (torch.full((case.B,), case.T, device=device), torch.full((case.B,), case.U, device=device))
 
-    def once(provider: str) -> Tensor:
+    def once(loss_of: Provider) -> Tensor:
         logits.grad = None
-        loss = PROVIDERS[provider](logits, targets, *lengths)
+        loss = loss_of(logits, targets, *lengths)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    losses = {provider: once(provider).item() for provider in PROVIDERS}
-    if abs(losses["starseq ctc"] - losses[BASELINE]) > 1e-2 * abs(losses[BASELINE]):  # torch's bfloat16 is that coarse
-        raise RuntimeError(f"{case.name}: our ctc is {losses['starseq ctc']}, torch's {losses[BASELINE]}: not timed")
+    def several(loss_of: Provider) -> None:
+        for _ in range(LOOKS):
+            once(loss_of)
+
+    runs: dict[str, Callable[[], object]] = {name: functools.partial(once, of) for name, of in PROVIDERS.items()}
+    expected = once(_torch_ctc).item()
+    ours = once(starseq.ctc_loss).item()
+    if not _agree(ours, expected):
+        raise RuntimeError(f"{case.name}: our ctc is {ours}, torch's {expected}: not timed")
+    if device == "cuda":
+        for name, peer in _peers(targets, lengths):
+            with suppress(RuntimeError, NotImplementedError):
+                if name not in runs and _agree(once(peer).item(), expected):
+                    runs[name] = functools.partial(once, peer)
+    runs[MODULE] = functools.partial(several, starseq.STCLoss())
     memory = {}
-    for provider in PROVIDERS:
+    for name, run in runs.items():
+        run()
         logits.grad = None
-        memory[provider] = _peak_memory(functools.partial(once, provider), device)
-    runs: dict[str, Callable[[], object]] = {provider: functools.partial(once, provider) for provider in PROVIDERS}
+        memory[name] = _peak_memory(run, device)
     if device == "cuda":  # torch's own loss waits for the device, so it cannot be captured
-        runs |= {f"{provider}, {REPLAYED}": _captured(runs[provider]) for provider in PROVIDERS if provider != BASELINE}
+        runs |= {f"{name}, {REPLAYED}": _captured(runs[name]) for name in (*list(PROVIDERS)[1:], MODULE)}
     times: dict[str, list[float]] = {name: [] for name in runs}
     stop = time.perf_counter() + seconds
     while len(times[BASELINE]) < 5 or (time.perf_counter() < stop and len(times[BASELINE]) < 200):
         for name, run in runs.items():
-            times[name] += _times(run, device)
+            calls = LOOKS if name.startswith(MODULE) else 1
+            times[name] += [spent / calls for spent in _times(run, device)]
+    return _rows(case, device, times, memory)
 
+
+def _agree(one: float, other: float) -> bool:
+    return abs(one - other) <= 1e-2 * abs(other)  # torch's bfloat16 is that coarse
+
+
+def _rows(case: Case, device: str, times: dict[str, list[float]], memory: dict[str, float]) -> list[Measurement]:
     shared = (_machine(device), torch.__version__, starseq.__version__)
     rows = []
     base = _percentiles(times[BASELINE])[1]
