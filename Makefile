@@ -2,12 +2,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow check bench docs mutants clean
+.PHONY: demo test slow check bench docs site mutants clean
 
 # Everything is installed into .venv once, and again when pyproject.toml changes.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable ".[all,dev]"
+	$(BIN)/pip install --quiet --editable ".[all,dev,docs]"
 	touch $@
 
 demo: $(VENV)/.installed            ## the main job on built-in data
@@ -29,11 +29,14 @@ bench: $(VENV)/.installed           ## this machine against torch; appends to be
 	$(BIN)/starseq bench --save benchmarks/results.csv
 	$(BIN)/python benchmarks/measure.py data $(if $(wildcard ../shared/data),--corpora ../shared/data) --save benchmarks/results.csv
 
-docs: $(VENV)/.installed            ## the generated tables and drawings in docs/ and README.md
+docs: $(VENV)/.installed            ## the generated tables, plots and drawings in docs/ and README.md
 	$(BIN)/python docs/build.py
+
+site: $(VENV)/.installed            ## the site, into site/; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 mutants: $(VENV)/.installed         ## breaks the code in known ways and expects the suite to notice
 	$(BIN)/python tests/mutants.py
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

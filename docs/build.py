@@ -1,8 +1,7 @@
-"""Regenerates what commands make: the drawings that the pages name, and the tables between markers. Run by `make docs`.
+"""Regenerates what commands make: the drawings that the pages name, the tables between markers, and plots. Run by `make docs`.
 
 A drawing is made by the command that stands beside it: every line of a page that reads ``starseq draw ... -o FILE``. A
-table stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` and comes from `starseq.jobs.bench_results.tables`, or, for
-``experiments`` and ``summary``, from the results in experiments/*.jsonl.
+table stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` and comes from docs/tables.py.
 """
 
 from __future__ import annotations
@@ -15,15 +14,12 @@ from pathlib import Path
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `experiments`, when this is run as a program
-
-from experiments import run as experiments
-from starseq import cli
-from starseq.jobs import bench_results
-
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results.csv"
-PLOT = ROOT / "docs" / "images" / "scaling.svg"
+sys.path.insert(0, str(ROOT))  # for `docs` and `experiments`, when this is run as a program
+
+from docs import tables  # noqa: E402
+
+from starseq import cli  # noqa: E402
 
 
 def pages() -> list[Path]:
@@ -48,13 +44,13 @@ def draw(arguments: list[str], target: Path) -> None:
     command.main([*arguments, "-o", str(target)], prog_name="starseq", standalone_mode=False)
 
 
-def fill(page: str, tables: Mapping[str, str]) -> str:
+def fill(page: str, filling: Mapping[str, str]) -> str:
     """The page with the region of every table replaced by it.
 
     >>> fill("a <!-- x:begin --> old <!-- x:end --> b", {"x": "new", "y": "elsewhere"})
     'a <!-- x:begin -->\\nnew\\n<!-- x:end --> b'
     """
-    for name, table in tables.items():
+    for name, table in filling.items():
         begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
         region = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
         replacement = f"{begin}\n{table.strip()}\n{end}"
@@ -62,14 +58,9 @@ def fill(page: str, tables: Mapping[str, str]) -> str:
     return page
 
 
-def tables() -> dict[str, str]:
-    """The tables by name."""
-    return {**bench_results.tables(RESULTS), **experiments.pages()}
-
-
 def main() -> None:
-    bench_results.plot(RESULTS, PLOT)
-    filling = tables()
+    tables.plots()
+    filling = tables.tables()
     for page in pages():
         text = page.read_text(encoding="utf-8")
         for arguments, file in drawings(text):

@@ -16,7 +16,8 @@ A table is a file NAME.yaml beside this one. Its keys:
     columns        by name: `title`; `set`, words that stand for {set}; `from`, a column whose run this one reads, as {from};
                    its own `commands`, `rows` and `seeds`, where they differ; `read`, which reading counts: greedy, beam or
                    rescored (by default the last of these that there is)
-    summary        columns for the page of all tables, by heading
+    front          the row that README.md shows, if it shows one ...
+    summary        ... and its columns, by heading
 
 In commands {run} is the cell's run folder, {data} the folder of corpora, {here} this folder. On one GPU, several trainings run
 at once rather than in turns after `nvidia-cuda-mps-control -d`.
@@ -125,6 +126,7 @@ class Table:
     about: str = ""
     base: str = ""
     seeds: Sequence[int] = (0,)
+    front: str = ""
     summary: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -431,22 +433,6 @@ def page(table: Table, lines: Sequence[Line]) -> str:
     source = f"[{table.name}.jsonl](../experiments/{table.name}.jsonl)"
     text += ["", f"The command of every cell is in {source}. Run on {'; '.join(where)}."]
     return "\n".join(text)
-
-
-def pages(folder: Path = HERE) -> dict[str, str]:
-    """For docs/build.py: `experiments`, all tables that have results, and `summary`, one table of all."""
-    tables = [Table.load(str(path)) for path in sorted(folder.glob("*.yaml"))]
-    there = [(table, lines) for table in tables if (lines := read_lines(folder / f"{table.name}.jsonl"))]
-    if not there:
-        return dict.fromkeys(("experiments", "summary"), "No experiment of this stage has been run yet.")
-    headings = list(dict.fromkeys(heading for table, _ in there for heading in table.summary))
-    summary = [f"| test error | | {' | '.join(headings)} |", "|---" * (2 + len(headings)) + "|"]
-    for table, lines in there:
-        for i, row in enumerate(table.rows if table.summary else ()):
-            cells = [shown(table, lines, row, table.summary[h]) if h in table.summary else "" for h in headings]
-            first = "" if i else f"{table.title}; {table.metric.upper()} %"
-            summary.append(f"| {first} | {row} | {' | '.join(cells)} |")
-    return {"experiments": "\n\n".join(page(*one) for one in there), "summary": "\n".join(summary)}
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -47,22 +47,22 @@ def imported() -> dict[str, set[str]]:
 
 def test_what_an_extra_declares_is_imported() -> None:
     for extra, names in declared().items():
-        if extra not in ("dev", "all"):
+        if extra not in ("dev", "docs", "all"):
             assert names <= set(imported()) | UNDECLARED, f"the extra {extra!r} declares what src does not import"
 
 
 def test_what_is_imported_is_declared() -> None:
     extras = declared()
-    known = set().union(*(names for extra, names in extras.items() if extra not in ("dev", "all")))
+    known = set().union(*(names for extra, names in extras.items() if extra not in ("dev", "docs", "all")))
     for name, files in imported().items():
         assert name in known | WITH_TORCH, f"{sorted(files)} import {name}, which no extra declares"
     rest = re.findall(r"\w+", (ROOT / "pyproject.toml").read_text().partition('all = ["starseq[')[2].partition("]")[0])
-    assert {*rest, "", "all", "dev", "hf", "onnx"} == set(extras)
+    assert {*rest, "", "all", "dev", "docs", "hf", "onnx"} == set(extras)
 
 
 def test_a_missing_package_names_its_extra() -> None:
     for extra, names in declared().items():
-        for name in names if extra not in ("", "dev", "all") else ():
+        for name in names if extra not in ("", "dev", "docs", "all") else ():
             named = re.search(r"starseq\[(\w+)\]", missing(f"{name}.part"))
             assert named is not None
             assert name in declared()[named[1]], name

@@ -10,10 +10,15 @@ import pytest
 import torch
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-NEEDS = {"hf_trainer": ("transformers", "accelerate"), "lightning_module": ("lightning",)}
+NEEDS = {
+    "fine_tune_encoder": ("transformers", "soundfile"),
+    "hf_trainer": ("transformers", "accelerate"),
+    "lightning_module": ("lightning",),
+}
 SMALL = {"align_an_hour": ("--minutes", "3")}
 SAYS = {
     "align_an_hour": "of which put in: 17 of 17",
+    "fine_tune_encoder": "read with: starseq transcribe",
     "handwriting_with_gaps": "lines are complete and right",
     "hf_trainer": "train_loss",
     "lightning_module": "read without error",

@@ -4,7 +4,7 @@
 
     trainer = STCTrainer(model=model, args=args, data_collator=STCCollator(processor), train_dataset=rows)
 
-A `*` in a text is a hole and never a token. docs/use-in-your-trainer.md shows how an example script of transformers becomes STC.
+A `*` in a text is a hole and never a token. docs/loss.md shows how an example script of transformers becomes STC.
 Nothing of transformers is imported here.
 """
 

@@ -78,7 +78,7 @@ def stc_loss(
 
         stay(t, l) = P_t(blank) + p_l * P_t(star \ y_{l+1});    alpha(t+1, l) = alpha(t, l) stay(t, l) + alpha(t, l-1) P_t(y_l)
 
-    That is faster, for a gap need not remember the token that stands: see docs/PERFORMANCE.md.
+    That is faster, for a gap need not remember the token that stands: see docs/performance.md.
 
     Args:
         logits: (T, B, V), (B, T, V) with `batch_first`, or (T, V): logits or log-probabilities. float64, float32, bfloat16 or

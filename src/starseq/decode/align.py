@@ -1,7 +1,7 @@
 """Alignment: where the known labels lie, where labels are missing, and what the model would put there.
 
 The best path of a label graph is the one alignment, a token or blank for every frame, that weighs most among those that mean
-the (partial) label. Posteriors are shares of the weight of *all* of these alignments: see docs/filling-holes.md.
+the (partial) label. Posteriors are shares of the weight of *all* of these alignments: see docs/align.md.
 """
 
 from __future__ import annotations

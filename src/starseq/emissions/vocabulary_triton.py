@@ -84,7 +84,7 @@ def blocks(
 
     unit: the tokens of a row lie one after the other, in all tensors alike. Gradients add up over their states again and
     again, which one warp does without waiting for others; their sizes are a compromise over shapes, swept on an H200
-    (docs/PERFORMANCE.md).
+    (docs/performance.md).
     ALIGN: rows of an odd length begin at odd addresses, where wide loads are not possible; a long row is therefore read from
     its first address that is a multiple of 16 bytes, ALIGN elements at a time, and its ends apart. 1 stands for: don't.
     """

@@ -173,7 +173,7 @@ def pseudo(
     by the mean of all log P(y|x), and confidences are means. Weights that are None are those of ``tuned.json``. Where
     `manifest` is the run's own and its recipe drops labels on the fly, what it dropped is unknown here too.
 
-    A row gets `text`, `gaps`, `text_partial`, `confidence`, `added`, `refused` and `source` (docs/pseudo-labels.md). A row
+    A row gets `text`, `gaps`, `text_partial`, `confidence`, `added`, `refused` and `source` (docs/training.md). A row
     that cannot be aligned comes out as it was, and is listed in ``STEM.failed.jsonl``; of the kind "plain" one in which nothing
     was read is listed alone. A file that cannot be read raises, or with `skip_bad` its row is listed too. ``STEM.left.jsonl``
     lists the gaps that stay open and the rows without one, as `starseq.jobs.complete.complete` does. ``STEM.summary.json``
