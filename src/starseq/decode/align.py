@@ -22,6 +22,7 @@ from starseq.emissions.tokens import NONE, Scores
 from starseq.emissions.vocabulary_torch import log_scores
 from starseq.lattice import lasting_torch
 from starseq.lattice.banded_torch import outside
+from starseq.lattice.gaps import Gaps
 
 __all__ = ["AlignedLabel", "Alignment", "Filling", "StarSpan", "align", "align_batch", "check_finite", "label_frames"]
 
@@ -102,8 +103,8 @@ def align(
         log_penalty: lambda <= 0, the log-weight of a missing token: a number or (U+1,).
         merge_repeats: as in the loss.
         blank: the token that means nothing.
-        backend: "torch", "numba", "triton", or "auto" by the device. STC with merged repeats is aligned in plain torch
-            whatever it is.
+        backend: "torch", "numba", "triton", or "auto" by the device. STC with merged repeats is aligned on the CPU, but for
+            "torch".
 
     Raises ValueError, in one sentence, for arguments out of range, NaN, and labels that no alignment can mean.
 
@@ -166,7 +167,7 @@ def align_batch(
         options = {"log_penalty": penalty.to(device), "merge_repeats": merge_repeats}
     graph = criteria.load(criterion)(padded.to(device), target_lengths.to(device), blank=blank, **options)
     if graph.tokens.lasting:
-        reading = _read_lasting(logits, frames.to(device), graph)
+        reading = _read_lasting(logits, frames.to(device), graph, name)
     else:
         reading = _read_banded(logits, frames.to(device), graph, name)
     reading = _Reading(*(x.cpu() for x in reading))
@@ -193,8 +194,35 @@ class _Reading(NamedTuple):
     log_z: Tensor  # (B,)
 
 
-def _read_lasting(logits: Tensor, lengths: Tensor, graph: LabelGraph) -> _Reading:
-    gaps, (x, _) = gaps_of(graph), log_scores(logits, lengths, normalized=True)
+def _read_lasting(logits: Tensor, lengths: Tensor, graph: LabelGraph, backend: str) -> _Reading:
+    gaps, label = gaps_of(graph), logits.shape[2]
+    if backend == "torch":
+        row, place, confidence, probability, missing, log_score, log_z = _lasting_by_torch(logits, lengths, gaps)
+    else:
+        # On the CPU for a GPU as well: a path is one step after the other.
+        logits, lengths = logits.cpu(), lengths.cpu()
+        gaps = Gaps(gaps.blank, *(x.cpu() for x in gaps[1:]))
+        found = tuple(
+            map(torch.from_numpy, importlib.import_module("starseq.decode.align_numba").read(logits, lengths, gaps))
+        )
+        for b in found[-1].isnan().nonzero()[:, 0].tolist():
+            one = Gaps(gaps.blank, *(x[b, None] for x in gaps[1:]))
+            for whole, part in zip(found, _lasting_by_torch(logits[b, None], lengths[b, None], one), strict=True):
+                whole[b] = part[0]
+        row, place, confidence, probability, missing, log_score, log_z = found
+    is_label = place == label
+    labels = torch.nn.functional.pad(gaps.labels.long(), (1, 0), value=NONE).gather(1, row)
+    token = torch.where(is_label, labels, place).masked_fill(place == gaps.blank, NONE)
+    return _Reading(
+        row, token, is_label,
+        begins=place != torch.nn.functional.pad(place, (1, 0), value=NONE)[:, :-1],  # labels lie between rows
+        confidence=confidence, probability=probability, missing=missing.clamp(min=0), log_score=log_score, log_z=log_z,
+    )  # fmt: skip
+
+
+def _lasting_by_torch(logits: Tensor, lengths: Tensor, gaps: Gaps) -> tuple[Tensor, ...]:
+    """As align_numba.read, on any device."""
+    x, _ = log_scores(logits, lengths, normalized=True)
     row, place, log_score = lasting_torch.viterbi(x, gaps, lengths)
     row, place = row.clamp(min=0), place.clamp(min=0)
     log_alpha, log_beta, log_z = lasting_torch.forward_backward(x, gaps, lengths)
@@ -205,19 +233,10 @@ def _read_lasting(logits: Tensor, lengths: Tensor, graph: LabelGraph) -> _Readin
     begins = stands[..., :-1] - goes_on
     begins[..., gaps.blank] = 0
     inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-
-    is_label = place == x.shape[2]
-    labels = torch.nn.functional.pad(gaps.labels.long(), (1, 0), value=NONE).gather(1, row)
-    token = torch.where(is_label, labels, place).masked_fill(place == gaps.blank, NONE)
+    labels = torch.nn.functional.pad(gaps.labels.long(), (1, 0)).gather(1, row).clamp(min=0)
+    missing = begins.sum(dim=3).masked_fill(~inside[:, :, None], 0).sum(dim=1)
     state = row * stands.shape[3] + place
-    return _Reading(
-        row, token, is_label,
-        begins=place != torch.nn.functional.pad(place, (1, 0), value=NONE)[:, :-1],  # labels lie between rows
-        confidence=_at(stands.flatten(2), state),
-        probability=_at(x, token.clamp(min=0)).exp(),
-        missing=begins.sum(dim=3).masked_fill(~inside[:, :, None], 0).sum(dim=1).clamp(min=0),
-        log_score=log_score, log_z=log_z,
-    )  # fmt: skip
+    return row, place, _at(stands.flatten(2), state), _at(x, labels).exp(), missing, log_score, log_z
 
 
 def _read_banded(logits: Tensor, lengths: Tensor, graph: LabelGraph, backend: str) -> _Reading:

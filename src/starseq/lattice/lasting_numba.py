@@ -263,11 +263,30 @@ class _Back(NamedTuple):
     slots: Any  # (5, R): share; sum of all slots but that of the own label; that; how they stay; blank
 
 
+class Watched(NamedTuple):
+    """States of which the posteriors are wanted, one after each frame: all (T,), or all empty."""
+
+    row: Any
+    state: Any  # BLANK, LABEL, NEXT, or SLOTS + the slot
+    posterior: Any  # to be filled in
+
+
 @_jit
 def backward(
     rows: Rows, slots: Slots, frames: Any, kept: Kept, scratch: Any, work: Any, betas: Any, result: Posteriors
 ) -> Any:  # fmt: skip
     """Adds up posteriors; whether nothing that matters was lost. scratch: (9, R) float64; work: (5, R), betas: (2, A, R)."""
+    nobody = slots.count[:0]
+    watched = Watched(nobody, nobody, slots.blank[:0])
+    return watch_backward(rows, slots, frames, kept, scratch, work, betas, result, watched)
+
+
+@_jit
+def watch_backward(
+    rows: Rows, slots: Slots, frames: Any, kept: Kept, scratch: Any, work: Any, betas: Any, result: Posteriors,
+    watched: Watched,
+) -> Any:  # fmt: skip
+    """As `backward`; and posteriors of single states."""
     size, last = rows.p.size, rows.last
     back = _Back(
         scratch[0], scratch[1], scratch[2], scratch[3], scratch[4], scratch[5], scratch[6], scratch[7], scratch[8], work
@@ -291,6 +310,10 @@ def backward(
             side = 1 - side
         count, beta = slots.count[chunk], betas[side]
         good &= _shares(kept, t, frames, rows, back)
+        if watched.row.size:
+            watched.posterior[t] = _posterior_of(
+                watched.row[t], watched.state[t], kept.numbers[t + 1], kept.block[at + 1], beta, back
+            )
         _of_labels(slots.label[t], rows, back.of_label, back.of_next)
         _add_rows(rows, slots, kept, t, back, result)
         if result.inserted.size:
@@ -320,6 +343,15 @@ def backward(
                     if not rows.is_own[n]:
                         one[rows.member[n]] = 0.0
     return good
+
+
+@_jit
+def _posterior_of(l: Any, state: Any, numbers: Any, slots: Any, beta: Any, back: _Back) -> Any:
+    """Of one state of row l."""
+    if state >= SLOTS:
+        return np.float64(back.slots[0, l] * slots[state - SLOTS, l]) * np.float64(beta[state - SLOTS, l])
+    after = back.blank[l] if state == BLANK else back.label[l] if state == LABEL else back.next[l]
+    return back.share[l] * numbers[state, l] * after
 
 
 @_jit
