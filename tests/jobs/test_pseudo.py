@@ -45,7 +45,7 @@ from starseq.text.known import known_text
 from starseq.text.normalise import Normaliser
 from starseq.text.tokeniser import Tokeniser
 from starseq.text.vocabulary import Vocabulary
-from starseq.train.data import training_data, vocabulary_of
+from starseq.train.data import RunRows, training_data
 
 LINES = 12
 OUT = ("out.jsonl", "out.summary.json", "out.failed.jsonl", "out.left.jsonl")
@@ -599,12 +599,13 @@ def test_a_student_trains_on_it(run: Path, partial: Path, tmp_path: Path, kind: 
         "digits", [*SETTINGS, f"criterion.name={criterion}", *where, "trainer.max_steps=2", "trainer.eval_every=2"]
     )
     splits, normaliser = student.data.splits, student.text.normaliser
-    vocabulary = vocabulary_of(target, unit=student.text.unit, splits=splits.train, normaliser=normaliser)
-    data = training_data(  # stride 1: an untrained teacher repeats itself, and repeats need frames
-        target, student.reader(), student.tokeniser(vocabulary), train=splits.train, dev=splits.dev,
-        output_lengths=lambda frames: frames,
-        repeats=criterion == "ctc", root=run / "data",
+    rows = RunRows(
+        target, build.reader(student), train=splits.train, dev=splits.dev, root=run / "data",
+        count=lambda text: parse(normaliser(text), "char").labels,
     )  # fmt: skip
+    # Stride 1: an untrained teacher repeats itself, and repeats need frames.
+    tokeniser = build.tokeniser(student, rows.vocabulary())
+    data = training_data(rows, tokeniser, output_lengths=lambda frames: frames, repeats=criterion == "ctc")
     assert len(data.train) == summary.done
     gaps = [data.train[i].open.any().item() for i in range(len(data.train))]
     assert any(gaps) == (kind == "confident")

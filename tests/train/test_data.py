@@ -15,12 +15,13 @@ from tests.strided import strided
 from starseq.data.dataset import LineReader
 from starseq.data.drop import Dropper, FixedDrop
 from starseq.data.errors import DataError
-from starseq.data.manifest import ManifestError, read_manifest, write_manifest
+from starseq.data.manifest import ManifestError, Row, read_manifest, write_manifest
 from starseq.jobs.drop import drop
 from starseq.text.normalise import Normaliser
 from starseq.text.tokeniser import Tokeniser
 from starseq.text.vocabulary import Vocabulary
-from starseq.train.data import LabelledSet, TrainingData, training_data, vocabulary_of
+from starseq.train import data as data_module
+from starseq.train.data import LabelledSet, RunRows, TrainingData, training_data
 
 DIGITS = Tokeniser(Vocabulary("0123456789"), "char")
 LINE = {"path": "a.png", "text": "12", "width": 80, "height": 32}
@@ -31,11 +32,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.corpus(tmp_path_factory.mktemp("digits"))
 
 
+def rows_of(manifest: Path, train: str = "train", dev: str | None = None, root: Path | None = None) -> RunRows:
+    return RunRows(manifest, LineReader(), train=[train], dev=[dev] if dev else [], root=root)
+
+
 def test_dropping_on_the_fly_is_what_starseq_drop_does(root: Path, tmp_path: Path) -> None:
     dropper = Dropper(FixedDrop(0.7), unit="char", seed=3, keep_text=True)
     result = drop(root / "manifest.jsonl", tmp_path / "partial.jsonl", dropper)
-    there = LabelledSet(tmp_path / "partial.jsonl", LineReader(), DIGITS, splits=["train"], root=root.parent)
-    here = LabelledSet(root / "manifest.jsonl", LineReader(), DIGITS, splits=["train"], dropper=dropper)
+    there = LabelledSet(rows_of(tmp_path / "partial.jsonl", root=root.parent), DIGITS)
+    here = LabelledSet(rows_of(root / "manifest.jsonl"), DIGITS, dropper=dropper)
     assert len(here) == len(there)
     assert here.pruned > 0
     assert here.kept < here.labels
@@ -47,15 +52,15 @@ def test_dropping_on_the_fly_is_what_starseq_drop_does(root: Path, tmp_path: Pat
 
 
 def test_a_cached_item_is_read_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = LabelledSet(root / "manifest.jsonl", LineReader(), DIGITS, splits=["dev"], cache=True)
+    data = LabelledSet(rows_of(root / "manifest.jsonl", train="dev"), DIGITS, cache=True)
     first = [data[i] for i in range(len(data))]
     monkeypatch.setattr(data, "_data", lambda row: pytest.fail("read again"))
     assert all(data[i] is first[i] for i in range(len(data)))
 
 
 def test_filling_the_cache_by_workers_gives_the_same(root: Path) -> None:
-    plain = LabelledSet(root / "manifest.jsonl", LineReader(), DIGITS, splits=["dev"])
-    filled = LabelledSet(root / "manifest.jsonl", LineReader(), DIGITS, splits=["dev"], cache=True)
+    plain = LabelledSet(rows_of(root / "manifest.jsonl", train="dev"), DIGITS)
+    filled = LabelledSet(rows_of(root / "manifest.jsonl", train="dev"), DIGITS, cache=True)
     filled.fill(workers=1)
     assert filled._items is not None
     assert len(filled._items) == len(filled)
@@ -69,17 +74,14 @@ def test_a_bad_file_is_named_when_workers_fill_the_cache(root: Path, tmp_path: P
     rows = [{"id": "a", "path": "gone.png", "text": "1", "split": "dev", "width": 40, "height": 32}]
     write_manifest(tmp_path / "m.jsonl", rows)
     with pytest.raises(ManifestError, match=r"m\.jsonl, line 1: gone\.png: no such file"):
-        LabelledSet(tmp_path / "m.jsonl", LineReader(), DIGITS, splits=["dev"], cache=True).fill(workers=1)
+        LabelledSet(rows_of(tmp_path / "m.jsonl", train="dev"), DIGITS, cache=True).fill(workers=1)
 
 
 def test_rows_that_do_not_fit_are_excluded_and_named(root: Path) -> None:
     def data(stride: int, repeats: bool = False) -> tuple[int, tuple[str, ...], str]:
         made = training_data(
-            root / "manifest.jsonl",
-            LineReader(),
+            rows_of(root / "manifest.jsonl", dev="dev"),
             DIGITS,
-            train=["train"],
-            dev=["dev"],
             output_lengths=strided(stride),
             stride=stride,
             repeats=repeats,
@@ -102,7 +104,7 @@ def test_a_split_that_is_not_there(root: Path) -> None:
     with pytest.raises(
         DataError, match=r"no row is left for the splits tran, data\.splits\.train \(there are dev, test, train\)"
     ):
-        LabelledSet(root / "manifest.jsonl", LineReader(), DIGITS, splits=["tran"])
+        rows_of(root / "manifest.jsonl", train="tran")
 
 
 @pytest.mark.parametrize(
@@ -115,11 +117,8 @@ def test_a_split_that_is_not_there(root: Path) -> None:
 )
 def test_a_misspelt_test_split_is_said(root: Path, test: list[str], sentence: str | None) -> None:
     made = training_data(
-        root / "manifest.jsonl",
-        LineReader(),
+        rows_of(root / "manifest.jsonl", dev="dev"),
         DIGITS,
-        train=["train"],
-        dev=["dev"],
         test=test,
         output_lengths=strided(4),
         stride=4,
@@ -134,11 +133,8 @@ def test_no_row_to_test_on_is_no_mistake(more: list[dict[str, str]], tmp_path: P
     rows = [{**LINE, **row} for row in ({"id": "a", "split": "train"}, *more)]
     write_manifest(tmp_path / "m.jsonl", rows)
     made = training_data(
-        tmp_path / "m.jsonl",
-        LineReader(),
+        rows_of(tmp_path / "m.jsonl"),
         DIGITS,
-        train=["train"],
-        dev=[],
         test=["test"],
         output_lengths=strided(4),
         stride=4,
@@ -152,7 +148,7 @@ def test_no_row_to_test_on_is_no_mistake(more: list[dict[str, str]], tmp_path: P
 def test_the_digest_is_of_ids_labels_and_gaps(change: dict[str, str], tmp_path: Path) -> None:
     def digest(name: str, **fields: str) -> str:
         write_manifest(tmp_path / name, [{**LINE, "id": "a", "split": "train", **fields}])
-        return LabelledSet(tmp_path / name, LineReader(), DIGITS, splits=["train"]).digest
+        return LabelledSet(rows_of(tmp_path / name), DIGITS).digest
 
     assert digest("one.jsonl") == digest("same.jsonl") != digest("other.jsonl", **change)
 
@@ -165,11 +161,8 @@ def test_dev_is_what_has_a_complete_text(root: Path, tmp_path: Path) -> None:
         changed = (row.replace(**change(i)) if row["split"] == "dev" else row for i, row in enumerate(rows))
         write_manifest(root / "holes.jsonl", changed)
         return training_data(
-            root / "holes.jsonl",
-            LineReader(),
+            rows_of(root / "holes.jsonl", dev="dev"),
             DIGITS,
-            train=["train"],
-            dev=["dev"],
             output_lengths=strided(4),
             stride=4,
             repeats=False,
@@ -190,7 +183,7 @@ def test_a_label_outside_the_vocabulary_names_its_line(root: Path) -> None:
     with pytest.raises(
         ManifestError, match=r"manifest\.jsonl, line \d+: character '\d', number \d+ of the text, .*text\.unknown=drop"
     ):
-        LabelledSet(root / "manifest.jsonl", LineReader(), few, splits=["train"])
+        LabelledSet(rows_of(root / "manifest.jsonl"), few)
 
 
 def test_the_vocabulary_of_a_manifest(tmp_path: Path) -> None:
@@ -199,10 +192,43 @@ def test_the_vocabulary_of_a_manifest(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps({"id": i, "path": i, "text": t, "split": s}) + "\n" for i, t, s in rows))
     assert len(list(read_manifest(path))) == 3
     lower = Normaliser(case="lower")
-    made = vocabulary_of(path, unit="word", splits=["train"], normaliser=lower, max_letters=10)
-    assert made.tokens == ("<blank>", "the", "fox")
-    assert len(vocabulary_of(path, unit="char", splits=["train", "dev"], normaliser=lower, size=5)) == 6
-    with pytest.raises(
-        DataError, match=r"no row is left for the splits test, data\.splits\.train \(there are dev, train\)"
-    ):
-        vocabulary_of(path, unit="word", splits=["test"], normaliser=lower)
+    words = RunRows(path, LineReader(), train=["train"], count=lambda text: lower(text).split())
+    assert words.vocabulary(max_letters=10).tokens == ("<blank>", "the", "fox")
+    assert len(RunRows(path, LineReader(), train=["train", "dev"], count=list).vocabulary(5)) == 6
+
+
+def test_a_manifest_is_read_once_and_a_row_encoded_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where rows are left out: those of 22 frames a label."""
+    opened, encoded = [], []
+    encode, read = Tokeniser.encode, data_module.read_manifest
+    monkeypatch.setattr(
+        Tokeniser, "encode", lambda self, text, **how: encoded.append(text) or encode(self, text, **how)
+    )
+    monkeypatch.setattr(data_module, "read_manifest", lambda path: opened.append(path) or read(path))
+    rows = rows_of(root / "manifest.jsonl", dev="dev")
+    made = training_data(rows, DIGITS, output_lengths=strided(22), stride=22, repeats=True)
+    assert len(opened) == 1
+    assert len(encoded) == len(made.train) + len(made.report.too_long) == 30
+    assert made.report.too_long
+
+
+def test_rows_that_are_left_out_leave_the_others_in_their_place(root: Path) -> None:
+    whole = LabelledSet(rows_of(root / "manifest.jsonl"), DIGITS)
+    ids, sizes = [whole.row(i).id for i in range(len(whole))], whole.sizes.tolist()
+    labels, kept = whole.labels, len(whole.row(2).text)
+    whole.leave_out([2])
+    assert [whole.row(i).id for i in range(len(whole))] == ids[:2] + ids[3:]
+    assert whole.sizes.tolist() == sizes[:2] + sizes[3:]
+    assert whole.labels == labels - kept
+    assert whole[2].id == ids[3]
+
+
+def test_the_first_rows_are_looked_at_before_the_rest_is_read(tmp_path: Path) -> None:
+    good = [json.dumps({**LINE, "id": str(i), "split": "train"}) for i in range(8)]
+    (tmp_path / "m.jsonl").write_text("\n".join([*good, "no row"]) + "\n")
+
+    def look(first: list[Row]) -> None:
+        raise DataError(f"{len(first)} rows of another kind")
+
+    with pytest.raises(DataError, match="8 rows of another kind"):
+        RunRows(tmp_path / "m.jsonl", LineReader(), train=["train"], look=look)

@@ -14,9 +14,9 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from operator import eq
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -28,10 +28,13 @@ from starseq.data import audio, images
 from starseq.data.batching import BatchSampler, Sizes
 from starseq.data.errors import DataError
 from starseq.data.features import LogMel
-from starseq.data.manifest import ManifestError, Progress, Row, read_bytes, read_manifest
+from starseq.data.manifest import ManifestError, Row, read_bytes, read_manifest
 from starseq.data.pool import interrupts_held
 from starseq.text.gaps import split_gaps
 from starseq.text.tokeniser import Tokeniser
+
+Counts: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+_encode = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
 
 
 class Reader(Protocol):
@@ -224,14 +227,36 @@ def collate(items: Sequence[Item]) -> Batch:
     )
 
 
+class PackedRows:
+    """Rows of a manifest and their sizes (nan: not stated), which cost little more than their text.
+
+    They lie as JSON in one buffer: no reference counts, so forked workers share its pages.
+    """
+
+    def __init__(self) -> None:
+        self._text, self._ends, self._lines = bytearray(), array("q", [0]), array("q")
+        self.sizes = array("d")
+
+    def append(self, row: Row, size: float | None = None) -> None:
+        self._text += _encode(row.fields).encode()
+        self._ends.append(len(self._text))
+        self._lines.append(row.line)
+        self.sizes.append(math.nan if size is None else size)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, index: int) -> Row:
+        index = range(len(self))[index]  # also of those counted from the end
+        return Row(json.loads(self._text[self._ends[index] : self._ends[index + 1]]), self._lines[index])
+
+
 class ManifestDataset(Dataset[Item]):
     """The rows of a manifest (of one `split`, if given), read by `reader`, labelled by `tokeniser`.
 
     Without a tokeniser the rows may lack text, and the labels are empty. `root` is where files may lie, by default the
-    manifest's folder. `keep` leaves rows out. Rows that the reader or the tokeniser cannot use raise `ManifestError`
-    with the manifest's file and line, when they are read.
-
-    Rows are packed into one buffer: workers share it, and a million rows cost no more than their text.
+    manifest's folder. `keep` leaves rows out; `rows` are those of the manifest where it was read before. Rows that the reader
+    or the tokeniser cannot use raise `ManifestError` with the manifest's file and line, when they are read.
     """
 
     def __init__(
@@ -243,32 +268,36 @@ class ManifestDataset(Dataset[Item]):
         split: str | None = None,
         root: str | os.PathLike[str] | None = None,
         keep: Callable[[Row], bool] | None = None,
-        progress: Progress | None = None,
+        rows: PackedRows | None = None,
     ) -> None:
         self.manifest, self.reader, self.tokeniser = Path(manifest), reader, tokeniser
         self.folder, self.root = self.manifest.parent, root
-        self._rows, sizes = _PackedRows(), array("d")
         found: set[str] = set()
-        for row in read_manifest(manifest, labelled=tokeniser is not None, progress=progress):
-            found.add(row.get("split", ""))
-            if (split is None or row.get("split") == split) and (keep is None or keep(row)):
-                self._rows.append(row)
-                size = reader.size(row)
-                sizes.append(math.nan if size is None else size)
-        if not len(self._rows):
+        if rows is None:
+            rows = PackedRows()
+            for row in read_manifest(manifest, labelled=tokeniser is not None):
+                found.add(row.get("split", ""))
+                if (split is None or row.get("split") == split) and (keep is None or keep(row)):
+                    rows.append(row, reader.size(row))
+        if not len(rows):
             where = "" if split is None else f" of split {split!r} (there are {', '.join(sorted(found))})"
             raise DataError(f"{self.manifest}: no row{where} is left")
-        self._sizes: Sizes = np.array(sizes)
+        self._rows, self._sizes = rows, np.array(rows.sizes)
+        self._used = np.arange(len(rows))
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._used)
 
     def row(self, index: int) -> Row:
-        return self._rows[index]
+        return self._rows[self._used[index]]
+
+    def leave_out(self, indices: Sequence[int] | Counts) -> None:
+        """From now on without these rows; those behind them move up."""
+        self._used = np.delete(self._used, indices)
 
     def __getitem__(self, index: int) -> Item:
-        row = self._rows[index]
-        with _at(self.manifest, row):
+        row = self.row(index)
+        with at_line(self.manifest, row):
             x = self.reader(row, self._data(row))
             labels, gaps = self.encode(row)
         return Item(row.id, x, torch.tensor(labels, dtype=torch.int64), torch.tensor(gaps), _reference(row))
@@ -283,28 +312,26 @@ class ManifestDataset(Dataset[Item]):
     @property
     def sizes(self) -> Sizes:
         """Each row's size in the reader's unit, for `BatchSampler`: from the manifest, else from the files."""
-        for i in np.flatnonzero(np.isnan(self._sizes)).tolist():
+        for i in self._used[np.isnan(self._sizes[self._used])].tolist():
             row = self._rows[i]
-            with _at(self.manifest, row):
+            with at_line(self.manifest, row):
                 self._sizes[i] = self.reader.measure(row, self._data(row))
-        return self._sizes
+        return self._sizes[self._used]
 
-    def too_long(self, output_lengths: Callable[[Tensor], Tensor], *, repeats: bool = False) -> dict[str, float]:
-        """The ids whose labels do not fit into the frames that a model leaves, with how many times as many frames they need: their
+    def too_long(self, output_lengths: Callable[[Tensor], Tensor], *, repeats: bool = False) -> dict[int, float]:
+        """The rows whose labels do not fit into the frames that a model leaves, with how many times as many frames they need: their
         loss would be inf. `output_lengths` is the model's: (B,) frames -> (B,) frames.
 
         A label needs a frame. Where repeats are merged, one is needed between equal labels, too: `repeats` counts these.
         """
-        found = {}
-        left = output_lengths(torch.tensor([self.reader.frames(size) for size in self.sizes])).tolist()
-        for i, frames in enumerate(left):
-            row = self._rows[i]
-            with _at(self.manifest, row):
-                labels, _ = self.encode(row)
-            need = len(labels) + (sum(a == b for a, b in pairwise(labels)) if repeats else 0)
-            if frames < need:
-                found[row.id] = need / max(1, frames)
-        return found
+        frames = np.fromiter(map(self.reader.frames, self.sizes.tolist()), np.int64, len(self))
+        left = output_lengths(torch.from_numpy(frames)).numpy()
+        need = self._frames_needed(repeats)
+        return {i: float(need[i] / max(1, left[i])) for i in np.flatnonzero(left < need).tolist()}
+
+    def _frames_needed(self, repeats: bool) -> Counts:
+        """(N,): by the labels of each row."""
+        return np.array([count_frames(self.encode(self.row(i))[0], repeats) for i in range(len(self))])
 
     def _data(self, row: Row) -> bytes:
         return read_bytes(row, self.folder, self.root)
@@ -358,28 +385,17 @@ def _collate_or_error(items: list[Item | ManifestError]) -> Batch | ManifestErro
     return error or collate([item for item in items if isinstance(item, Item)])
 
 
-class _PackedRows:
-    """Rows as JSON in one buffer: no reference counts, so forked workers share its pages."""
+def count_frames(labels: Sequence[int], repeats: bool) -> int:
+    """How many frames labels need at least: one each and, with `repeats`, one between equal ones.
 
-    def __init__(self) -> None:
-        self._text = bytearray()
-        self._ends, self._lines = array("q", [0]), array("q")
-
-    def append(self, row: Row) -> None:
-        self._text += json.dumps(row.fields, ensure_ascii=False).encode()
-        self._ends.append(len(self._text))
-        self._lines.append(row.line)
-
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    def __getitem__(self, index: int) -> Row:
-        index = range(len(self))[index]
-        return Row(json.loads(self._text[self._ends[index] : self._ends[index + 1]]), self._lines[index])
+    >>> count_frames([3, 3, 5], True), count_frames([3, 3, 5], False)
+    (4, 3)
+    """
+    return len(labels) + (sum(map(eq, labels, labels[1:])) if repeats else 0)
 
 
 @contextmanager
-def _at(manifest: Path, row: Row) -> Iterator[None]:
+def at_line(manifest: Path, row: Row) -> Iterator[None]:
     """Adds the manifest's file and line to what goes wrong with a row."""
     try:
         yield

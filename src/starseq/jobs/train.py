@@ -20,14 +20,15 @@ from starseq.config import HF, Recipe, build, load_recipe
 from starseq.data.dataset import Batch
 from starseq.data.errors import DataError
 from starseq.data.files import locked, write_text
-from starseq.data.manifest import Progress
+from starseq.data.manifest import Progress, Row
 from starseq.data.seeds import generator
 from starseq.runs import folder as layout
 from starseq.runs import read_results, update_results
+from starseq.text.gaps import parse
 from starseq.text.vocabulary import Vocabulary
 from starseq.train.check import check_files
 from starseq.train.checkpoint import writing
-from starseq.train.data import manifest_in, synthetic_vocabulary, training_data, vocabulary_of
+from starseq.train.data import RunRows, manifest_in, synthetic_vocabulary, training_data
 from starseq.train.loop import Hooks, Loop, TrainResult, optimizer_for
 from starseq.train.metrics import Metrics
 from starseq.train.objective import Objective
@@ -119,19 +120,27 @@ def build_loop(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resum
     fabric.barrier()
     named, recipe = recipe, recipe.at(own)
     reader = build.reader(recipe)
-    for sentence in check_files(manifest, reader, data.splits.train, root):
-        say(sentence)
-    vocabulary = _vocabulary(recipe, manifest, folder if resume and _saved(folder) else None)
+    vocabulary = _known_vocabulary(recipe, folder if resume and _saved(folder) else None)
+
+    def look(first: list[Row]) -> None:
+        for sentence in check_files(manifest, reader, first, root):
+            say(sentence)
+
+    text = recipe.text
+    rows = RunRows(
+        manifest, reader, train=data.splits.train, dev=data.splits.dev, root=root, look=look,
+        count=None if vocabulary else lambda raw: parse(text.normaliser(raw), text.unit).labels,
+    )  # fmt: skip
+    if vocabulary is None:
+        vocabulary = rows.vocabulary(text.size, letters=text.unknown == "letters", max_letters=text.max_letters)
     tokeniser = build.tokeniser(recipe, vocabulary)
     torch.manual_seed(generator("model", recipe.seed).initial_seed())
     model = build.network(recipe, vocabulary)
     going_on = resume and (folder / layout.CHECKPOINT).exists()
     loaded = frozenset[str]() if going_on else build.load_initial(named, model)
     sets = training_data(
-        manifest, reader, tokeniser, train=data.splits.train, dev=data.splits.dev,
-        test=data.splits.test, root=root,
-        output_lengths=partial(models.output_lengths, model), repeats=recipe.merges_repeats,
-        dropper=build.dropper(recipe), cache=data.cache, stride=recipe.model.settings.get("stride"),
+        rows, tokeniser, test=data.splits.test, output_lengths=partial(models.output_lengths, model),
+        repeats=recipe.merges_repeats, dropper=build.dropper(recipe), cache=data.cache, stride=recipe.model.settings.get("stride"),
     )  # fmt: skip
     say(str(sets.report))
     say(f"{_parameters(model):,} parameters, {fabric.world_size} process(es) on {fabric.device.type}")
@@ -210,20 +219,14 @@ def _copy_settings(recipe: Recipe, to: Path) -> None:
     made.replace(to)
 
 
-def _vocabulary(recipe: Recipe, manifest: Path, resumed: Path | None) -> Vocabulary:
-    """Of the run that goes on, of the file that the recipe names, of the pretrained model, or of the training split."""
-    text = recipe.text
+def _known_vocabulary(recipe: Recipe, resumed: Path | None) -> Vocabulary | None:
+    """Of the run that goes on, of the file that the recipe names, or of the pretrained model; None: that of the training rows."""
     if resumed is not None and (resumed / layout.TOKENS).is_file():
         return Vocabulary.load(resumed / layout.TOKENS)
-    if text.vocabulary is not None:
-        return Vocabulary.load(text.vocabulary)
+    if recipe.text.vocabulary is not None:
+        return Vocabulary.load(recipe.text.vocabulary)
     own = build.own_labels(recipe)
-    if own is not None:
-        return Vocabulary(own)
-    return vocabulary_of(
-        manifest, unit=text.unit, splits=recipe.data.splits.train, normaliser=text.normaliser, size=text.size,
-        letters=text.unknown == "letters", max_letters=text.max_letters,
-    )  # fmt: skip
+    return None if own is None else Vocabulary(own)
 
 
 # --- a dry run --------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Literal, NamedTuple
 
 __all__ = [
@@ -140,7 +141,7 @@ def parse(text: str, unit: Unit, *, marked: bool = False, missing: Unit | None =
     check_missing(unit, missing)
     segments = split_gaps(text)
     pieces = [list(segment) for segment in segments] if unit == "char" else _words(segments)
-    labels = tuple(label for piece in pieces for label in piece)
+    labels = tuple(chain.from_iterable(pieces))
     if len(segments) == 1 and unit == "char" and missing == "word" and not marked:
         return Partial(labels, (True, *map(str.isspace, labels[:-1]), True) if labels else (True,))
     if len(segments) == 1:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
-from starseq.text.gaps import Unit, check_missing, parse
+from starseq.text.gaps import Partial, Unit, check_missing, parse
 from starseq.text.normalise import Normaliser
 from starseq.text.vocabulary import BEGINS, CONTINUED, Vocabulary
 
@@ -68,6 +68,12 @@ class Tokeniser:
         """Indices and gaps of a text with or without marks (see `starseq.text.gaps.parse`)."""
         text = self.normaliser(text) if self.normaliser else text
         partial = parse(text, self.unit, marked=marked, missing=self.missing)
+        whole = tuple(map(self._whole.get, partial.labels))
+        if None not in whole:
+            return Encoded(cast(tuple[int, ...], whole), partial.open, ())
+        return self._encode_with_unknown(partial)
+
+    def _encode_with_unknown(self, partial: Partial) -> Encoded:
         labels: list[int] = []
         gaps = [partial.open[0]]
         unknown: list[str] = []
@@ -98,7 +104,12 @@ class Tokeniser:
         raise UnknownLabel(f"{label!r} is not in the vocabulary")
 
     def _is_whole(self, label: str) -> bool:
-        return label in self.vocabulary and not self.is_continuation(label)
+        return label in self._whole
+
+    @cached_property
+    def _whole(self) -> dict[str, int]:
+        """The index of each token that is a label by itself."""
+        return {token: index for index, token in enumerate(self.vocabulary) if not self.is_continuation(token)}
 
     def decode(self, labels: Iterable[int]) -> str:
         """The literal text of `labels` (a star in it is not escaped)."""

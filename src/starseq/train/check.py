@@ -7,7 +7,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from statistics import quantiles
 
@@ -17,7 +16,7 @@ from starseq.data import audio, images
 from starseq.data.dataset import AudioReader, LineReader, ManifestDataset, Reader
 from starseq.data.errors import DataError
 from starseq.data.extractor import ExtractorReader, WaveformReader
-from starseq.data.manifest import Row, read_bytes, read_manifest
+from starseq.data.manifest import Row, read_bytes
 from starseq.text.vocabulary import Vocabulary
 
 LOOKED_AT = 8
@@ -30,11 +29,10 @@ FEW = 0.01
 
 
 def check_files(
-    manifest: Path, reader: Reader, splits: Sequence[str], root: str | os.PathLike[str] | None = None
+    manifest: Path, reader: Reader, rows: Sequence[Row], root: str | os.PathLike[str] | None = None
 ) -> list[str]:
-    """Looks at the first rows of some splits. Raises `DataError` where the reader is for files of another kind; returns
+    """Looks at some rows and their files. Raises `DataError` where the reader is for files of another kind; returns
     sentences about what can be read but is not what the reader expects."""
-    rows = list(islice((row for row in read_manifest(manifest) if row.get("split") in splits), LOOKED_AT))
     for row in rows:
         _check_kind(manifest, reader, row)
     return _rate(manifest, reader, rows, root) if isinstance(reader, (AudioReader, WaveformReader)) else []

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import os
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from starseq.data.dataset import Item, ManifestDataset, Reader
+from starseq.data.dataset import Counts, Item, ManifestDataset, PackedRows, Reader, count_frames
 from starseq.data.drop import Dropper
 from starseq.data.errors import DataError
-from starseq.data.manifest import ManifestError, Progress, Row, read_manifest
+from starseq.data.manifest import ManifestError, Row, read_manifest
 from starseq.data.pool import interrupts_held
 from starseq.text.gaps import Unit
-from starseq.text.normalise import Normaliser
 from starseq.text.tokeniser import Tokeniser, UnknownLabel
-from starseq.text.vocabulary import Vocabulary, count_labels
-from starseq.train.check import no_rows, squeezed, unknown_labels
+from starseq.text.vocabulary import Vocabulary
+from starseq.train.check import LOOKED_AT, no_rows, squeezed, unknown_labels
 from starseq.train.check import too_long as too_long_rows
 
 
@@ -69,96 +71,79 @@ class DataReport:
         return "\n".join(lines)
 
 
-class LabelledSet(ManifestDataset):
-    """Rows of some splits, their labels dropped on the fly, their decoded items kept in memory with `cache`. Without a tokeniser
-    they are to be read, and only those with a complete text are there.
+class RunRows:
+    """The rows that a run needs of its manifest, read once: those to train on, and of dev those with a complete text.
 
-    Rows without any label left are pruned. `without` leaves out rows by id.
+    `count` gives the labels of a text, which are counted in the rows to train on. `look` is given the first rows to train on
+    as soon as they are there. A split that no row has is a `DataError`.
     """
 
     def __init__(
         self,
         manifest: str | os.PathLike[str],
         reader: Reader,
-        tokeniser: Tokeniser | None,
         *,
-        splits: Sequence[str],
+        train: Sequence[str],
+        dev: Sequence[str] = (),
         root: str | os.PathLike[str] | None = None,
-        dropper: Dropper | None = None,
-        cache: bool = False,
-        without: frozenset[str] = frozenset(),
-        progress: Progress | None = None,
+        count: Callable[[str], Iterable[str]] | None = None,
+        look: Callable[[list[Row]], None] | None = None,
     ) -> None:
-        self._dropper = dropper
-        self._items: dict[int, Item] | None = {} if cache else None
-        self.labels = self.kept = self.pruned = self.incomplete = 0
-        self.unknown: Counter[str] = Counter()
-        """labels that the vocabulary lacks"""
+        self.manifest, self.reader, self.root = Path(manifest), reader, root
+        self.splits = {"train": tuple(train), "dev": tuple(dev)}
+        self.train, self.dev = PackedRows(), PackedRows()
+        self.incomplete = 0
+        """rows of dev without a complete text"""
         self.there: set[str] = set()
-        self._digest = hashlib.blake2b(digest_size=16)
-
-        def keep(row: Row) -> bool:
-            self.there.add(str(row.get("split", "")))
-            if row.get("split") not in splits or row.id in without:
-                return False
-            if tokeniser is not None:
-                return self._count(row)
-            self.incomplete += not row.complete
-            return row.complete
-
-        try:
-            super().__init__(manifest, reader, tokeniser, root=root, keep=keep, progress=progress)
-        except ManifestError:
-            raise
-        except DataError as error:
-            if self.incomplete:
-                raise DataError(
-                    f"{self.manifest}: no row of the splits {', '.join(splits)} has a complete text to compare with; give some, "
-                    "as text or text_full, or train without: data.splits.dev=[]"
-                ) from None
-            if not self.there & set(splits):
-                raise no_rows(self.manifest, "dev" if tokeniser is None else "train", splits, self.there) from None
-            if self.unknown and tokeniser is not None:
-                lost = unknown_labels(self.unknown, self.unknown.total(), tokeniser.vocabulary)
-                raise DataError(f"{self.manifest}: no label is left to train on; {lost}") from None
-            raise DataError(f"{error} for the splits {', '.join(splits)}") from None
-
-    def encode(self, row: Row) -> tuple[Sequence[int], Sequence[bool]]:
-        return super().encode(row if self._dropper is None else self._dropper(row).row)
-
-    def _count(self, row: Row) -> bool:
-        """Counts labels before and after dropping; False for a row that has none left."""
-        assert self.tokeniser is not None
-        try:
-            full = self.tokeniser.encode(row.text, marked=row.get("gaps") == "marked")
-            labels, gaps = (full.labels, full.open) if self._dropper is None else self.encode(row)
-            left, all_of_them = len(labels), len(full.labels)
-            self._count_unknown(full.unknown)
-        except ManifestError:
-            raise
-        except UnknownLabel as error:
-            mend = (
-                "text.vocabulary=null takes the labels of the training rows, text.unknown=drop makes such labels gaps"
+        """the splits that rows have"""
+        self.counts: Counter[str] = Counter()
+        first: list[Row] = []
+        for row in read_manifest(manifest):
+            split = str(row.get("split", ""))
+            self.there.add(split)
+            if split in train:
+                self.train.append(row, reader.size(row))
+                if count is not None:
+                    self.counts.update(count(row.text))
+                if len(first) < LOOKED_AT:
+                    first.append(row)
+                    if look is not None and len(first) == LOOKED_AT:
+                        look(first)
+            if split in dev:
+                if row.complete:
+                    self.dev.append(row, reader.size(row))
+                self.incomplete += not row.complete
+        if look is not None and len(first) < LOOKED_AT:
+            look(first)
+        for key, splits in self.splits.items():
+            if splits and not self.there & set(splits):
+                raise no_rows(self.manifest, key, splits, self.there)
+        if dev and not len(self.dev):
+            raise DataError(
+                f"{self.manifest}: no row of the splits {', '.join(dev)} has a complete text to compare with; give some, "
+                "as text or text_full, or train without: data.splits.dev=[]"
             )
-            raise ManifestError(self.manifest, row.line, f"{error}: {mend}") from None
-        except ValueError as error:
-            raise ManifestError(self.manifest, row.line, str(error)) from None
-        if not left:
-            self.pruned += 1
-            return False
-        self.labels, self.kept = self.labels + all_of_them, self.kept + left
-        self._digest.update(repr((row.id, list(labels), list(gaps))).encode())
-        return True
 
-    def _count_unknown(self, labels: Iterable[str]) -> None:
-        for label in labels:
-            # A bound for words, of which there is no end; the most frequent come early.
-            self.unknown[label if label in self.unknown or len(self.unknown) < 10_000 else "..."] += 1
+    def vocabulary(
+        self, size: int | None = None, *, letters: bool = False, max_letters: int | None = None
+    ) -> Vocabulary:
+        """The labels that were counted, the `size` most frequent of them. They are those of the texts as they stand in the
+        manifest, before anything is dropped on the fly: which labels there are is taken to be known."""
+        kept = {label: n for label, n in self.counts.items() if max_letters is None or len(label) <= max_letters}
+        if not kept:
+            splits = ", ".join(self.splits["train"])
+            raise DataError(f"{self.manifest}: no label in the splits {splits}, so there is no vocabulary")
+        return Vocabulary.top(kept, size, letters=letters)
 
-    @property
-    def digest(self) -> str:
-        """Of ids, labels and gaps: another one is another training set."""
-        return self._digest.hexdigest()
+
+class RunSet(ManifestDataset):
+    """Rows of a run. With `cache`, items are kept in memory once they are decoded."""
+
+    def __init__(
+        self, rows: RunRows, of: PackedRows, tokeniser: Tokeniser | None = None, *, cache: bool = False
+    ) -> None:
+        super().__init__(rows.manifest, rows.reader, tokeniser, root=rows.root, rows=of)
+        self._items: dict[int, Item] | None = {} if cache else None
 
     def __getitem__(self, index: int) -> Item:
         if self._items is None:
@@ -182,10 +167,75 @@ class LabelledSet(ManifestDataset):
             self._items[index] = Item(item.id, item.x.clone(), item.labels.clone(), item.open.clone(), item.reference)
 
 
+class LabelledSet(RunSet):
+    """Rows to train on: their labels are encoded and counted once, and dropped on the fly. Rows without any label left are out."""
+
+    def __init__(
+        self, rows: RunRows, tokeniser: Tokeniser, *, dropper: Dropper | None = None, cache: bool = False
+    ) -> None:
+        super().__init__(rows, rows.train, tokeniser, cache=cache)
+        self._dropper, self._tokeniser = dropper, tokeniser
+        self.unknown: Counter[str] = Counter()
+        """labels that the vocabulary lacks"""
+        digest = hashlib.blake2b(digest_size=16)
+        counted = (self._encoded(self._rows[i], digest) for i in range(len(self)))
+        self._counts = np.fromiter(counted, np.dtype((np.int64, 3)), len(self))
+        """(N, 3) of every row: labels before and after dropping, and how many of these follow an equal one"""
+        self.digest = digest.hexdigest()
+        """of ids, labels and gaps: another one is another training set"""
+        lost = np.flatnonzero(self._counts[:, 1] == 0)
+        self.pruned = len(lost)
+        self.leave_out(lost)
+        if not len(self):
+            splits = ", ".join(rows.splits["train"])
+            raise DataError(
+                f"{self.manifest}: no label is left to train on; "
+                + unknown_labels(self.unknown, self.unknown.total(), tokeniser.vocabulary)
+                if self.unknown
+                else f"{self.manifest}: no row is left for the splits {splits}"
+            )
+
+    @property
+    def labels(self) -> int:
+        """Labels of the rows, before any was dropped."""
+        return int(self._counts[self._used, 0].sum())
+
+    @property
+    def kept(self) -> int:
+        """Labels that are left."""
+        return int(self._counts[self._used, 1].sum())
+
+    def encode(self, row: Row) -> tuple[Sequence[int], Sequence[bool]]:
+        return super().encode(row if self._dropper is None else self._dropper(row).row)
+
+    def _encoded(self, row: Row, digest: Any) -> tuple[int, int, int]:
+        """What is counted of a row, which goes into the digest if labels are left."""
+        try:
+            full = self._tokeniser.encode(row.text, marked=row.get("gaps") == "marked")
+            labels, gaps = (full.labels, full.open) if self._dropper is None else self.encode(row)
+        except UnknownLabel as error:
+            mend = (
+                "text.vocabulary=null takes the labels of the training rows, text.unknown=drop makes such labels gaps"
+            )
+            raise ManifestError(self.manifest, row.line, f"{error}: {mend}") from None
+        except ValueError as error:
+            raise ManifestError(self.manifest, row.line, str(error)) from None
+        for label in full.unknown:
+            # A bound for words, of which there is no end; the most frequent come early.
+            self.unknown[label if label in self.unknown or len(self.unknown) < 10_000 else "..."] += 1
+        if labels:
+            digest.update(f"{row.id}\0{len(labels)}\0".encode() + array("I", labels).tobytes() + bytes(gaps))
+        return len(full.labels), len(labels), count_frames(labels, repeats=True) - len(labels)
+
+    def _frames_needed(self, repeats: bool) -> Counts:
+        needed: Counts = self._counts[self._used, 1] + repeats * self._counts[self._used, 2]
+        return needed
+
+
 class _Decoded(torch.utils.data.Dataset["Item | ManifestError"]):
     """The items as they are decoded; an error is given, not raised, so that it arrives as it was."""
 
-    def __init__(self, dataset: LabelledSet) -> None:
+    def __init__(self, dataset: RunSet) -> None:
         self.dataset = dataset
 
     def __len__(self) -> int:
@@ -203,25 +253,20 @@ class TrainingData:
     """What the loop draws batches from. `dev` is None where the recipe names no dev split."""
 
     train: LabelledSet
-    dev: LabelledSet | None
+    dev: RunSet | None
     report: DataReport
 
 
 def training_data(
-    manifest: str | os.PathLike[str],
-    reader: Reader,
+    rows: RunRows,
     tokeniser: Tokeniser,
     *,
-    train: Sequence[str],
-    dev: Sequence[str],
     test: Sequence[str] = (),
     output_lengths: Callable[[Tensor], Tensor],
     repeats: bool,
-    root: str | os.PathLike[str] | None = None,
     dropper: Dropper | None = None,
     cache: bool = False,
     stride: int | None = None,
-    progress: Progress | None = None,
 ) -> TrainingData:
     """The training and dev sets of a manifest.
 
@@ -230,75 +275,35 @@ def training_data(
     the model has that setting). More than half of the rows is a `DataError`. Dev is scored by its full text, so what the vocabulary
     lacks there costs an error, not the run.
     """
-
-    def labelled(without: frozenset[str] = frozenset()) -> LabelledSet:
-        return LabelledSet(
-            manifest, reader, tokeniser, splits=train, root=root, dropper=dropper, cache=cache, without=without,
-            progress=progress,
-        )  # fmt: skip
-
-    training = labelled()
+    training = LabelledSet(rows, tokeniser, dropper=dropper, cache=cache)
     misfits = squeezed(training)
     if training.unknown and tokeniser.unknown == "drop":
         total = training.labels + training.unknown.total()
         misfits.append(unknown_labels(training.unknown, total, tokeniser.vocabulary))
         if tokeniser.unit == "char" and 2 * training.unknown.total() > total:
-            raise DataError(f"{manifest}: too little is left to train on; {misfits[-1]}")
-    too_long = training.too_long(output_lengths, repeats=repeats)
+            raise DataError(f"{rows.manifest}: too little is left to train on; {misfits[-1]}")
+    needs = training.too_long(output_lengths, repeats=repeats)
+    too_long = tuple(training.row(i).id for i in needs)
     if too_long:
-        misfits.append(too_long_rows(training, too_long, stride))
+        misfits.append(too_long_rows(training, dict(zip(too_long, needs.values(), strict=True)), stride))
         if 2 * len(too_long) > len(training):
-            raise DataError(f"{manifest}: too little is left to train on; {misfits[-1]}")
-        training = labelled(frozenset(too_long))
-    held_out = LabelledSet(manifest, reader, None, splits=dev, root=root, cache=cache) if dev else None
+            raise DataError(f"{rows.manifest}: too little is left to train on; {misfits[-1]}")
+        training.leave_out(list(needs))
+    held_out = RunSet(rows, rows.dev, cache=cache) if rows.splits["dev"] else None
     report = DataReport(
         rows=len(training),
         labels=training.labels,
         kept=training.kept,
         pruned=training.pruned,
-        too_long=tuple(too_long),
+        too_long=too_long,
         misfits=tuple(misfits),
         dev_rows=0 if held_out is None else len(held_out),
-        dev_incomplete=0 if held_out is None else held_out.incomplete,
-        absent=tuple(split for split in test if split not in training.there),
-        unnamed=tuple(sorted(training.there - {"", *train, *dev, *test})),
+        dev_incomplete=rows.incomplete,
+        absent=tuple(split for split in test if split not in rows.there),
+        unnamed=tuple(sorted(rows.there - {"", *rows.splits["train"], *rows.splits["dev"], *test})),
         tokens=len(tokeniser.vocabulary),
     )
     return TrainingData(training, held_out, report)
-
-
-def vocabulary_of(
-    manifest: str | os.PathLike[str],
-    *,
-    unit: Unit,
-    splits: Sequence[str],
-    normaliser: Normaliser,
-    size: int | None = None,
-    letters: bool = False,
-    max_letters: int | None = None,
-    progress: Progress | None = None,
-) -> Vocabulary:
-    """The labels of a manifest's splits, the `size` most frequent of them. It is that of the texts as they stand in the
-    manifest, before anything is dropped on the fly: which labels there are is taken to be known.
-
-    A manifest whose splits have no text is a `DataError`.
-    """
-    there: set[str] = set()
-
-    def texts() -> Iterator[str]:
-        for row in read_manifest(manifest, progress=progress):
-            there.add(str(row.get("split", "")))
-            if row.get("split") in splits:
-                yield row.text
-
-    counts = count_labels(map(normaliser, texts()), unit)
-    if not there & set(splits):
-        raise no_rows(Path(manifest), "train", splits, there)
-    if max_letters is not None:
-        counts = type(counts)({label: count for label, count in counts.items() if len(label) <= max_letters})
-    if not counts:
-        raise DataError(f"{manifest}: no label in the splits {', '.join(splits)}, so there is no vocabulary")
-    return Vocabulary.top(counts, size, letters=letters)
 
 
 def synthetic_vocabulary(unit: Unit, size: int | None) -> Vocabulary:

@@ -29,7 +29,7 @@ from starseq.runs.emissions import normal_text
 from starseq.text.error_rate import ErrorCounts, count_errors
 from starseq.text.tokeniser import Tokeniser
 from starseq.train.checkpoint import load_checkpoint, save_checkpoint, writing
-from starseq.train.data import LabelledSet, TrainingData
+from starseq.train.data import RunSet, TrainingData
 from starseq.train.metrics import Log, Metrics
 from starseq.train.objective import Objective
 from starseq.train.processes import gathered
@@ -220,7 +220,7 @@ class Loop:
             stopped_early=self._stands_still() and not self._at_its_end(),
         )
 
-    def _loader(self, data: LabelledSet, sampler: BatchSampler, workers: int) -> BatchLoader:
+    def _loader(self, data: RunSet, sampler: BatchSampler, workers: int) -> BatchLoader:
         return BatchLoader(data, sampler, workers=workers, pin_memory=self.fabric.device.type == "cuda")
 
     def _done(self) -> bool:
@@ -496,7 +496,7 @@ class Loop:
         return error
 
     @torch.no_grad()
-    def dev_errors(self, dev: LabelledSet) -> ErrorCounts:
+    def dev_errors(self, dev: RunSet) -> ErrorCounts:
         """Errors of greedy decoding against the full texts; each process takes its share of the batches."""
         fabric, data = self.fabric, self.recipe.data
         sampler = BatchSampler(dev.sizes, budget=data.budget, max_items=data.max_items, shuffle=False)
