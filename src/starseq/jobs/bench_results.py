@@ -1,4 +1,4 @@
-"""Measurements of `starseq bench`: the file that keeps them, their targets, tables and the plot."""
+"""Measurements of `starseq bench`: the file that keeps them, their targets, and how they are shown."""
 
 from __future__ import annotations
 
@@ -152,25 +152,8 @@ def load(path: Path) -> list[Measurement]:
         raise DataError(f"{path}: not a file of `starseq bench`, so nothing is added to it") from None
 
 
-def tables(path: Path) -> dict[str, str]:
-    """Markdown tables from results.csv: "cpu" and "cuda", the cases; "scaling", what grows; "train", steps of training;
-    "decode", reading and searching; "data", the tools for data."""
-    rows = load(path)
-    gpu = [row for row in rows if "NVIDIA" in row.device and _is_loss(row)]
-    cpu = [row for row in rows if "NVIDIA" not in row.device and _is_loss(row)]
-    return {
-        "bench": table([row for row in cpu + gpu if row.case not in GROWING and "-64" not in row.case], brief=True),
-        "cpu": table(cpu),
-        "cuda": table([row for row in gpu if row.case not in GROWING]),
-        "scaling": table([row for row in gpu if row.case in GROWING]),
-        "train": table([row for row in rows if _is_step(row)]),
-        "decode": table([row for row in rows if row.case.startswith(DECODE)]),
-        "data": table([r for r in rows if not (_is_loss(r) or _is_step(r) or r.case.startswith(DECODE))]),
-    }
-
-
-def table(rows: Sequence[Measurement], brief: bool = False) -> str:
-    """Rows as Markdown: a line for each case and provider, the machine above; `brief` gives the ratios alone."""
+def table(rows: Sequence[Measurement]) -> str:
+    """Rows as Markdown: a line for each case and provider, the machine above."""
     parts = []
     for machine in dict.fromkeys((row.device, row.torch, row.starseq) for row in rows):
         here = [row for row in rows if (row.device, row.torch, row.starseq) == machine]
@@ -179,7 +162,7 @@ def table(rows: Sequence[Measurement], brief: bool = False) -> str:
         others = [row for row in here if not _is_loss(row) and not _is_step(row)]
         lines = ["{}, torch {}, starseq {}:".format(*machine), ""]
         if losses:
-            lines += _ratios(losses) if brief else _losses(losses)
+            lines += _losses(losses)
         if steps:
             lines += ["", *_steps(steps)] if losses else _steps(steps)
         if others:
@@ -187,32 +170,6 @@ def table(rows: Sequence[Measurement], brief: bool = False) -> str:
             lines += [f"| {row.case.removeprefix(DECODE)} | {row.shape} | {row.p50:.4g} {row.unit} |" for row in others]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) or "(not measured yet)"
-
-
-def plot(path: Path, out: Path) -> None:
-    """Draws how cost grows with labels and with the vocabulary, from results.csv, as SVG (the same bytes every time)."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    rows = [row for row in load(path) if row.metric == "time"]
-    for place, (case, axis) in enumerate((("labels", 3), ("vocabulary", 2)), 1):
-        axes = figure.add_subplot(1, 2, place)
-        here = [row for row in rows if row.case == case]
-        for provider in dict.fromkeys(row.provider for row in here):
-            points = sorted((int(row.shape.split(", ")[axis]), row.p50) for row in here if row.provider == provider)
-            axes.loglog(*zip(*points, strict=True), marker="o", markersize=3, label=provider)
-        axes.set_xlabel(
-            {"labels": "labels (B = 8, T = 1,000, V = 80)"}.get(case, "vocabulary (B = 8, T = 200, U = 25)")
-        )
-        axes.set_ylabel("forward + backward, ms")
-        axes.grid(alpha=0.3)
-        if here:
-            axes.legend(fontsize=8)
-    text = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "starseq"}):
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    write_text(out, text.getvalue())
 
 
 def _is_loss(row: Measurement) -> bool:
@@ -271,12 +228,3 @@ def _mebibytes(memory: Measurement) -> str:
     if math.isnan(memory.p50):
         return ""
     return f"{memory.p50:.4g}" if memory.p50 < 10_000 else f"{memory.p50:,.0f}"
-
-
-def _ratios(rows: Sequence[Measurement]) -> list[str]:
-    ratios = {(row.case, row.provider): row for row in rows if row.metric == "ratio"}
-    names = list(dict.fromkeys(case for case, _ in ratios))
-    lines = ["| time over torch's | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    for provider in dict.fromkeys(row.provider for row in rows if row.provider != BASELINE):
-        lines.append(f"| {provider} | " + " | ".join(f"{ratios[name, provider].p50:.2f}" for name in names) + " |")
-    return lines
