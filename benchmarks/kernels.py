@@ -6,7 +6,6 @@ import torch
 
 import starseq
 from starseq import op
-from starseq.emissions import vocabulary_triton
 from starseq.lattice import banded_triton
 from starseq.models.depthwise import DepthwiseConv
 from starseq.models.padding import InstanceNorm
@@ -27,13 +26,12 @@ for frames, vocabulary, labels in ((7, 13, 3), (5, 1_203, 2), (37, 29, 70)):
         stc(logits, targets, *lengths, return_inserted=True, zero_infinity=True)[0].backward()
         for criterion in ("stc", "ctc"):
             penalty = torch.full((3, labels + 1), -0.7, device="cuda") if criterion == "stc" else None
-            topology, tokens = op.label_graph(criterion, targets, lengths[1], penalty, False, 0)
-            x = logits.detach().transpose(0, 1)
-            scores = vocabulary_triton.scores(x, tokens, topology, lengths[0], normalized=True)
-            sums = banded_triton.forward_backward(scores.stay, scores.enter, topology, lengths[0])
-            each = torch.ones(3, device="cuda")
-            vocabulary_triton.gradient(each, x, tokens, topology, lengths[0], scores.norm, *sums, normalized=True)
-            banded_triton.viterbi(scores.stay, scores.enter, topology, lengths[0])
+            inputs = (logits.detach(), targets, *lengths, penalty)
+            options = op.Options(criterion, merge_repeats=False, backend="triton", inserted=criterion == "stc")
+            graph = op.label_graph(inputs, options)
+            scores = op.scores(inputs, graph, options)
+            banded_triton.forward_backward(scores.stay, scores.enter, graph.topology, lengths[0])
+            banded_triton.viterbi(scores.stay, scores.enter, graph.topology, lengths[0])
 for height, width in ((3, 7), (5, 413), (64, 200)):
     for dtype in (torch.float32, torch.bfloat16):
         images = torch.randn(3, 5, height, width, device="cuda", dtype=dtype, requires_grad=True)

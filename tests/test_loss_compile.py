@@ -13,7 +13,7 @@ from tests.cases import CRITERIA, FAST, STARRED, loss_of, published_loss
 from torch import Tensor
 
 import starseq
-from starseq.op import compiled
+from starseq.op import Options, compiled
 
 COMPILERS = [
     "aot_eager",
@@ -134,15 +134,29 @@ def test_custom_operators(backend: str, dtype: torch.dtype, criterion: str) -> N
     device = cases.BACKENDS[backend]
     x = logits().detach().transpose(0, 1).to(device, dtype)  # (B, T, V), as loss.py passes it
     penalty = torch.full((2, 4), -0.5, device=device) if criterion in STARRED else None
-    lengths = (torch.tensor([7, 7]), LENGTHS[1])  # what lies past the frames is undefined, and compared here
-    tensors = (x, TARGETS.to(device), *(n.to(device) for n in lengths), penalty)
-    setting = (criterion.removeprefix("published_"), criterion != "published_stc", 0, True, backend)
+    tensors = (x, TARGETS.to(device), *(n.to(device) for n in LENGTHS), penalty)
+    options = Options(
+        criterion.removeprefix("published_"),
+        criterion != "published_stc",
+        batch_first=True,
+        validate=True,
+        backend=backend,
+    )
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     for inserted in {False, criterion in STARRED}:
         for differentiable in (False, True):
-            torch.library.opcheck(
-                compiled.forward_op, (*tensors, *setting, True, inserted, differentiable), test_utils=checks
-            )
-    _, _, *saved = compiled.forward_op(*tensors, *setting, True, False, True)
-    grad = torch.ones(2, dtype=torch.promote_types(dtype, torch.float32), device=device)
-    torch.library.opcheck(compiled.gradient_op, (grad, *tensors, *saved, *setting), test_utils=checks)
+            reduction = "none" if inserted else "mean"
+            values = options._replace(reduction=reduction, inserted=inserted, differentiable=differentiable)
+            torch.library.opcheck(compiled.loss_op, (*tensors, *values), test_utils=checks)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_a_loss_s_own_gradient_may_be_infinite(reduction: str) -> None:
+    """Where an utterance has no alignment it still has no gradient."""
+    targets, lengths = torch.tensor([[1, 2, 2], [3, 3, 3]]), (torch.tensor([7, 2]), torch.tensor([3, 3]))
+    compiled_loss = torch.compile(published_loss, fullgraph=True, backend="aot_eager")
+    x = logits()
+    loss = compiled_loss(x, targets, *lengths, zero_infinity=True, reduction=reduction)
+    (grad,) = torch.autograd.grad(loss, x, torch.full_like(loss, torch.inf))
+    assert not grad[:, 1].any()
+    assert not grad[:, 0].isfinite().any()

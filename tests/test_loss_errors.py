@@ -169,7 +169,7 @@ def test_auto_is_numba_on_the_cpu() -> None:
 @pytest.mark.parametrize("backend", cases.FAST)
 def test_a_bad_label_that_nobody_checked_is_impossible(backend: str, label: int) -> None:
     """As on a GPU without `validate`: inf, gradient 0 and no read out of bounds; the other utterance stays as it is."""
-    from starseq.op import Setting, score
+    from starseq.op import Options, score
 
     logits = torch.randn(B, T, V, generator=torch.Generator().manual_seed(0))
     targets = torch.tensor([[1, 2], [3, label]])
@@ -177,10 +177,8 @@ def test_a_bad_label_that_nobody_checked_is_impossible(backend: str, label: int)
     results = []
     for y in (targets, torch.tensor([[1, 2], [3, 3]])):
         x = logits.clone().requires_grad_()
-        loss, inserted = score(
-            x, y, *lengths, penalty, Setting("stc", False, 0, True, backend), batch_first=True, validate=False,
-            inserted=True, reduction="none", zero_infinity=False,
-        )  # fmt: skip
+        options = Options("stc", False, batch_first=True, inserted=True, reduction="none", backend=backend)
+        loss, inserted = score((x, y, *lengths, penalty), options)
         results.append((loss.detach(), torch.autograd.grad(loss.sum(), x)[0], inserted))
     (loss, grad, inserted), good = results
     assert loss[1] == INF

@@ -21,7 +21,7 @@ from starseq.op import fused_triton, lasting_triton  # noqa: E402
 from starseq.penalty import look_triton  # noqa: E402
 
 POINTERS = {
-    "grad_ptr": "*fp32", "enter_ptr": "*i64", "stay_ptr": "*i64", "left_out_ptr": "*i64", "weight_ptr": "*fp32",
+    "grad_ptr": "*fp32", "weight_ptr": "*fp32",
     "skip_ptr": "*i1", "num_states_ptr": "*i64",
     "lengths_ptr": "*i64", "steps_ptr": "*i8", "path_ptr": "*i64", "labels_ptr": "*i64", "target_lengths_ptr": "*i64",
     "loss_ptr": "*fp32",
@@ -60,28 +60,6 @@ def test_lattice(skip: bool, exact: bool) -> None:
     assert compile_kernel(banded_triton._viterbi, scores, {"ENDS": 2, "SKIP": skip, "BLOCK": 64}, 2)
 
 
-@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "fp16"])
-@pytest.mark.parametrize(("stars", "long"), [*itertools.product([False, True], repeat=2)])
-def test_vocabulary(dtype: str, stars: bool, long: bool) -> None:
-    types = {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}"}
-    size = {"fp64": 8, "fp32": 4}.get(dtype, 2)
-    blocks = {"BLOCK_V": 4096 if long else 128, "ALIGN": 16 // size if long else 1, "BLOCK_S": 32}
-    common = {
-        "STAYS": not stars,
-        "STARS": stars,
-        "NORMALIZED": True,
-        "EXACT": dtype == "fp64",
-        "stride_v": 1,
-        **blocks,
-    }
-    warps = 8 if long else 1
-    scores = compile_kernel(vocabulary_triton._scores, types, {**common, "KEEP_STAR": stars}, warps)
-    constants = {**common, "SKIP": not stars, "DENSE": not long, "BLOCK_K": 32, "out_stride_v": 1}
-    gradient = compile_kernel(vocabulary_triton._gradient, types, constants, warps)
-    if long:
-        assert_wide(scores, gradient)
-
-
 @pytest.mark.parametrize(("stars", "long"), [*itertools.product([False, True], repeat=2)])
 def test_scores_that_are_no_probabilities(stars: bool, long: bool) -> None:
     types = {"x_ptr": "*fp32", "out_ptr": "*fp32", "loss_ptr": "*fp32"}
@@ -102,7 +80,7 @@ def assert_wide(*kernels: str, at_least: int = 16) -> None:
         assert all(widths.get(x[-7:], 0) >= at_least for x in streams), set(streams)
 
 
-@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "fp16"])
 @pytest.mark.parametrize(("tokens", "states"), [(80, 25), (3_000, 151), (50_001, 25), (50_001, 41)])
 @pytest.mark.parametrize("merging", [False, True])
 def test_fused(dtype: str, merging: bool, tokens: int, states: int) -> None:
@@ -111,7 +89,7 @@ def test_fused(dtype: str, merging: bool, tokens: int, states: int) -> None:
     types = {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "loss_ptr": "*fp64" if exact else "*fp32"}
     form = {"MERGING": merging, "STARS": stars, "NORMALIZED": True, "EXACT": exact, "STRIDE_V": 1}
     missing = {} if stars else {"weight_ptr": None}
-    kind = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    kind = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     names = ("BLOCK_V", "ALIGN", "BLOCK_S")
     *sizes, warps = vocabulary_triton.blocks(kind, tokens, states, unit=True, gradient=False)
     constants = {**form, **missing, **dict(zip(names, sizes, strict=True)), "KEEP_STAR": stars}
@@ -125,7 +103,9 @@ def test_fused(dtype: str, merging: bool, tokens: int, states: int) -> None:
         warps,
     )
     if long:
-        assert_wide(scores, at_least=8 if dtype == "bf16" else 16)  # narrower, and quicker: bound by arithmetic
+        assert_wide(
+            scores, at_least=8 if dtype in ("bf16", "fp16") else 16
+        )  # narrower, and quicker: bound by arithmetic
         assert_wide(gradient)
         return
     for reduction in (0, 2):

@@ -11,14 +11,13 @@ import pytest
 import torch
 from tests import brute_force
 from tests.cases import CRITERIA, loss_of, merged_loss, published_loss
-from tests.interpreter import INSIDE, inside, outside, run_again
+from tests.interpreter import inside, outside, run_again
 from tests.test_penalty import some_batch
 
 import starseq
 from starseq import op
 from starseq.lattice import banded_torch
 from starseq.lattice.topology import Topology
-from starseq.op import separate
 from starseq.penalty import look_torch
 
 pytest.importorskip("triton")
@@ -82,17 +81,10 @@ def test_against_torch(T: int, V: int, U: int, blank: int, name: str, dtype: tor
 
 @inside
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("normalized", [True, False])
-@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize(("T", "V", "U", "blank"), [(4, 301, 2, 300), (3, 1_203, 2, 7)])
-def test_other_ways(T: int, V: int, U: int, blank: int, name: str, fused: bool, normalized: bool, monkeypatch) -> None:
-    """By kernels of their own for scores, lattice and gradient; and scores that are no probabilities."""
-    if fused and normalized:
-        pytest.skip("that is test_against_torch")
-    if not fused:
-        monkeypatch.setattr(op, "_way", lambda backend: separate)
-    compare_with_torch(T, V, U, blank, name, torch.float32, normalized)
+def test_scores_that_are_no_probabilities(T: int, V: int, U: int, blank: int, name: str) -> None:
+    compare_with_torch(T, V, U, blank, name, torch.float32, normalized=False)
 
 
 def compare_with_torch(
@@ -208,35 +200,6 @@ def test_lasting_in_tiles() -> None:
     assert (results[0][2].sum(dim=1) > 0).all()
 
 
-def test_forms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every criterion's graph is one that the kernels read off the targets; another one, or one of tokens that last, goes through
-    the parts."""
-    from starseq import criteria
-    from starseq.op import form
-
-    for name in criteria.names():
-        for merge_repeats in (True, False):
-            lasts = name == "stc" and merge_repeats
-            assert (form.form_of(name, merge_repeats, criteria.has_star(name)) is None) == lasts, name
-    chain = form.label_graph
-
-    def other(*arguments, **options):
-        graph = chain(*arguments, **options)
-        return graph._replace(topology=graph.topology._replace(ends=3))
-
-    monkeypatch.setattr(form, "label_graph", other)
-    form.form_of.cache_clear()
-    try:
-        assert form.form_of("ctc", "leftmost", False) is None
-        if INSIDE:
-            monkeypatch.setattr(form, "label_graph", chain)
-            arguments = torch.zeros(3, 1, 4), torch.tensor([[1]]), (3,), (1,)
-            ours, theirs = (starseq.ctc_loss(*arguments, backend=name) for name in ("triton", "torch"))
-            torch.testing.assert_close(ours, theirs)
-    finally:
-        form.form_of.cache_clear()
-
-
 @inside
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("normalized", [True, False])
@@ -295,3 +258,28 @@ def test_the_look_of_the_penalty(seed: int) -> None:
             look_triton.move(one, *ours, 0.02, 0.94, 0.04, share)
             look_torch.move(one, *theirs, 0.02, 0.94, 0.04, share)
             torch.testing.assert_close(ours, theirs)
+
+
+@inside
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", ["ctc", "selfless_ctc", "stc"])
+def test_scores_of_arcs(name: str) -> None:
+    """What is aligned with: the same as from the graphs, stars by themselves."""
+    logits = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0))
+    targets, lengths = (
+        torch.tensor([[1, 2, 2], [3, 3, 1], [4, 0, 0]]),
+        (torch.tensor([5, 4, 2]), torch.tensor([3, 3, 1])),
+    )
+    penalty = torch.tensor([[-0.5, -math.inf, -1.0, -0.2]] * 3) if name == "stc" else None
+    batch = (logits, targets, *lengths, penalty)
+    results = []
+    for backend in ("torch", "triton"):
+        options = op.Options(name, merge_repeats=False, batch_first=True, backend=backend, inserted=name == "stc")
+        graph = op.label_graph(batch, options)
+        scores = op.scores(batch, graph, options)
+        states = torch.arange(graph.tokens.enter.shape[1]) < graph.topology.num_states[:, None]
+        inside = (torch.arange(5) < lengths[0][:, None])[:, :, None] & states[:, None]
+        results.append([x.masked_fill(~inside, 0) for x in (scores.stay, scores.enter, scores.star) if x.numel()])
+        results[-1].append(scores.norm.masked_fill(~inside[:, :, 0], 0))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-6, atol=1e-6)
+    assert len(results[0]) == (4 if name == "stc" else 3)

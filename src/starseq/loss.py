@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -23,15 +24,15 @@ from starseq.arguments import (
     per_gap_penalty,
     whole,
 )  # fmt: skip
-from starseq.op import Setting, reduce, score
-from starseq.op.setting import loss_dtype
+from starseq.op import Batch, Options, reduce, score
+from starseq.op.options import loss_dtype, turned
 from starseq.penalty import AdaptivePenalty
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class ModuleOptions(TypedDict, total=False):
+class ModuleKeywords(TypedDict, total=False):
     """What all modules take by name alone: see stc_loss."""
 
     batch_first: bool
@@ -41,8 +42,8 @@ class ModuleOptions(TypedDict, total=False):
     backend: str
 
 
-class Options(ModuleOptions, total=False):
-    """The keywords that all losses have: see stc_loss."""
+class Keywords(ModuleKeywords, total=False):
+    """The keywords that all losses have: see stc_loss. `starseq.op.Options` has their defaults."""
 
     blank: int
     reduction: str
@@ -57,15 +58,8 @@ def stc_loss(
     *,
     penalty: float | Tensor,
     merge_repeats: bool = True,
-    blank: int = 0,
-    reduction: str = "mean",
-    zero_infinity: bool = False,
-    batch_first: bool = False,
-    normalized: bool = True,
-    max_target_length: int | None = None,
     return_inserted: bool = False,
-    validate: bool = False,
-    backend: str = "auto",
+    **options: Unpack[Keywords],
 ) -> Any:
     r"""Star Temporal Classification: -log of the summed weight of all alignments that contain the labels in order.
 
@@ -88,15 +82,16 @@ def stc_loss(
         penalty: lambda = log p <= 0: a number, or a tensor () or (B,) or, a value for each gap, (B, U+1). Gap l lies after
             label l; -inf closes it. Differentiable.
         merge_repeats: whether repeats are merged, as in CTC, or each frame is a token of its own.
-        blank: the token that means nothing.
-        reduction: "none" gives (B,), "sum" their sum, "mean" the mean over the batch of loss / max(target length, 1).
-        zero_infinity: an utterance without any alignment (fewer frames than its labels need) has loss 0 instead of inf. Its
-            gradient is 0 either way.
-        normalized: applies a log-softmax first, which changes nothing on log-probabilities; False takes scores as they are.
-        max_target_length: saves the one host sync that concatenated targets need on a GPU.
         return_inserted: also returns the expected number of inserted tokens for each gap, (B, U+1).
-        validate: checks values on a GPU too, which waits for the device. On the CPU they are always checked.
-        backend: "auto" is triton on CUDA, numba on the CPU, torch elsewhere; or "torch", "numba", "triton", "wfst".
+        blank: the token that means nothing (0).
+        reduction: "none" gives (B,), "sum" their sum, "mean", the default, the mean over the batch of loss / max(target length, 1).
+        zero_infinity: an utterance without any alignment (fewer frames than its labels need) has loss 0 instead of inf (False).
+            Its gradient is 0 either way.
+        batch_first: the logits are (B, T, V) (False).
+        normalized: applies a log-softmax first, which changes nothing on log-probabilities (True); False takes scores as they are.
+        max_target_length: saves the one host sync that concatenated targets need on a GPU.
+        validate: checks values on a GPU too, which waits for the device (False). On the CPU they are always checked.
+        backend: "auto", the default, is triton on CUDA, numba on the CPU, torch elsewhere; or "torch", "numba", "triton", "wfst".
 
     Returns the loss, float32 (float64 for float64), or (loss, inserted).
 
@@ -114,14 +109,13 @@ def stc_loss(
         True
     """
     return _loss(
-        "stc", logits, targets, input_lengths, target_lengths, penalty, merge_repeats, return_inserted, blank=blank,
-        reduction=reduction, zero_infinity=zero_infinity, batch_first=batch_first, normalized=normalized,
-        max_target_length=max_target_length, validate=validate, backend=backend,
+        _options("stc_loss", options, merge_repeats=merge_repeats, inserted=return_inserted),
+        logits, targets, input_lengths, target_lengths, penalty,
     )  # fmt: skip
 
 
 def ctc_loss(
-    logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths, **options: Unpack[Options]
+    logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths, **options: Unpack[Keywords]
 ) -> Tensor:
     """Connectionist Temporal Classification, as torch.nn.functional.ctc_loss, but from logits. Arguments as in stc_loss.
 
@@ -133,12 +127,12 @@ def ctc_loss(
     >>> torch.allclose(ours, theirs)
     True
     """
-    loss: Tensor = _loss("ctc", logits, targets, input_lengths, target_lengths, **options)
+    loss: Tensor = _loss(_options("ctc_loss", options), logits, targets, input_lengths, target_lengths)
     return loss
 
 
 def selfless_ctc_loss(
-    logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths, **options: Unpack[Options]
+    logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths, **options: Unpack[Keywords]
 ) -> Tensor:
     """CTC whose collapse removes blanks only, so that labels have no self-loops: published STC with all gaps closed.
 
@@ -150,25 +144,23 @@ def selfless_ctc_loss(
     >>> torch.allclose(selfless_ctc_loss(logits, *arguments), closed)
     True
     """
-    loss: Tensor = _loss("selfless_ctc", logits, targets, input_lengths, target_lengths, **options)
+    loss: Tensor = _loss(_options("selfless_ctc_loss", options), logits, targets, input_lengths, target_lengths)
     return loss
 
 
 class _Loss(nn.Module):
-    """Keeps the keywords of a loss function and shows them."""
+    """Keeps the keywords of a loss function and shows them. The first three come in the order of torch.nn.CTCLoss."""
 
     def __init__(
-        self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False, **options: Unpack[ModuleOptions]
+        self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False, **options: Unpack[ModuleKeywords]
     ) -> None:
         super().__init__()
-        for name in options:
-            if name not in ModuleOptions.__annotations__:
-                raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}")
-        one_of("reduction", reduction, REDUCTIONS)
-        one_of("backend", options.get("backend", "auto"), BACKENDS)
-        self.options: Options = {
+        self.options: Keywords = {
             "blank": whole("blank", blank), "reduction": reduction, "zero_infinity": zero_infinity, **options,
         }  # fmt: skip
+        asked = _options(type(self).__name__, self.options)
+        one_of("reduction", asked.reduction, REDUCTIONS)
+        one_of("backend", asked.backend, BACKENDS)
 
     @property
     def blank(self) -> int:
@@ -184,6 +176,30 @@ class _Loss(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+class CTCLoss(_Loss):
+    """ctc_loss as a module, in place of log_softmax and torch.nn.CTCLoss.
+
+    >>> CTCLoss()(torch.zeros(4, 1, 3), torch.tensor([[1, 2]]), (4,), (2,)).shape
+    torch.Size([])
+    """
+
+    function = staticmethod(ctc_loss)
+
+    def forward(self, logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths) -> Tensor:
+        """See ctc_loss."""
+        return self.function(logits, targets, input_lengths, target_lengths, **self.options)
+
+
+class SelflessCTCLoss(CTCLoss):
+    """selfless_ctc_loss as a module.
+
+    >>> SelflessCTCLoss()(torch.zeros(4, 1, 3), torch.tensor([[1, 2]]), (4,), (2,)).shape
+    torch.Size([])
+    """
+
+    function = staticmethod(selfless_ctc_loss)
 
 
 class STCLoss(_Loss):
@@ -218,7 +234,7 @@ class STCLoss(_Loss):
         penalty: str | float | Tensor | nn.Module = "adaptive",
         merge_repeats: bool = True,
         return_inserted: bool = False,
-        **options: Unpack[ModuleOptions],
+        **options: Unpack[ModuleKeywords],
     ) -> None:
         super().__init__(blank, reduction, zero_infinity, **options)
         self.merge_repeats, self.return_inserted = merge_repeats, return_inserted
@@ -283,91 +299,71 @@ def _where_open(open_gaps: Tensor, penalty: float | Tensor, logits: Tensor) -> T
     return torch.where(open_gaps.to(logits.device), penalty, -math.inf)
 
 
-class CTCLoss(_Loss):
-    """ctc_loss as a module, in place of log_softmax and torch.nn.CTCLoss.
-
-    >>> CTCLoss()(torch.zeros(4, 1, 3), torch.tensor([[1, 2]]), (4,), (2,)).shape
-    torch.Size([])
-    """
-
-    def forward(self, logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths) -> Tensor:
-        """See ctc_loss."""
-        return ctc_loss(logits, targets, input_lengths, target_lengths, **self.options)
-
-
-class SelflessCTCLoss(CTCLoss):
-    """selfless_ctc_loss as a module.
-
-    >>> SelflessCTCLoss()(torch.zeros(4, 1, 3), torch.tensor([[1, 2]]), (4,), (2,)).shape
-    torch.Size([])
-    """
-
-    def forward(self, logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths) -> Tensor:
-        """See selfless_ctc_loss."""
-        return selfless_ctc_loss(logits, targets, input_lengths, target_lengths, **self.options)
+def _options(name: str, keywords: Keywords, **star: Any) -> Options:
+    """name: of a loss function, or of the module that asks whether its keywords are good."""
+    try:
+        return Options(name.removesuffix("_loss"), **star, **keywords)
+    except TypeError:
+        unknown = next(key for key in keywords if key not in Keywords.__annotations__)
+        raise TypeError(f"{name}() got an unexpected keyword argument {unknown!r}") from None
 
 
 def _loss(
-    criterion: str, logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths,
-    penalty: float | Tensor | None = None, merge_repeats: bool = True, return_inserted: bool = False, *, blank: int = 0,
-    reduction: str = "mean", zero_infinity: bool = False, batch_first: bool = False, normalized: bool = True,
-    max_target_length: int | None = None, validate: bool = False, backend: str = "auto",
+    options: Options, logits: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths,
+    penalty: float | Tensor | None = None,
 ) -> Any:  # fmt: skip
     """Brings every form of input to one, runs the criterion, reduces. penalty: None for a criterion without stars."""
-    one_of("reduction", reduction, REDUCTIONS)
+    one_of("reduction", options.reduction, REDUCTIONS)
     shape, device = check_logits(logits), logits.device
-    batched = len(shape) == 3
+    batched, batch_first = len(shape) == 3, options.batch_first
     if not batched:
         logits, batch_first, shape = logits[None], True, (1, *shape)
-    batch, vocabulary = shape[0 if batch_first else 1], shape[2]
-    blank = check_blank(blank, vocabulary)
-    input_lengths = lengths_of("input_lengths", input_lengths, batch, device)
-    target_lengths = lengths_of("target_lengths", target_lengths, batch, device)
-    targets = padded_targets(targets, target_lengths, batched, max_target_length, device)
-    log_penalty = None
-    if criterion == "stc":
-        log_penalty = per_gap_penalty(penalty, batch, targets.shape[1], batched, logits)
-    setting = Setting(criterion, merge_repeats, blank, normalized, backend_for(backend, device))
-    loss, inserted = (_score_by_wfst if backend == "wfst" else score)(
-        logits, targets, input_lengths, target_lengths, log_penalty, setting, batch_first=batch_first,
-        validate=validate or logits.is_cpu, inserted=return_inserted, reduction=reduction, zero_infinity=zero_infinity,
+    size = shape[0 if batch_first else 1]
+    wanted = options._replace(
+        blank=check_blank(options.blank, shape[2]), backend=backend_for(options.backend, device), batch_first=batch_first,
+        validate=options.validate or logits.is_cpu,
     )  # fmt: skip
+    input_lengths = lengths_of("input_lengths", input_lengths, size, device)
+    target_lengths = lengths_of("target_lengths", target_lengths, size, device)
+    targets = padded_targets(targets, target_lengths, batched, options.max_target_length, device)
+    log_penalty = None
+    if options.criterion == "stc":
+        log_penalty = per_gap_penalty(penalty, size, targets.shape[1], batched, logits)
+    batch = (logits, targets, input_lengths, target_lengths, log_penalty)
+    loss, inserted = (_score_by_wfst if wanted.backend == "wfst" else score)(batch, wanted)
     if not batched:
         loss, inserted = loss if loss.dim() == 0 else loss[0], None if inserted is None else inserted[0]
-    return (loss, inserted) if return_inserted else loss
+    return (loss, inserted) if options.inserted else loss
 
 
-def _score_by_wfst(
-    logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None,
-    setting: Setting, *, batch_first: bool, validate: bool, inserted: bool, reduction: str, zero_infinity: bool,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+def _score_by_wfst(batch: Batch, options: Options) -> tuple[Tensor, Tensor | None]:
     """As op.score, one utterance after the other through the reference, in float64."""
-    logits = logits if batch_first else logits.transpose(0, 1)
-    criterion, merge_repeats, blank, normalized, _ = setting
-    if validate:
-        check_values(targets, input_lengths, target_lengths, log_penalty, logits.shape, blank)
-    dtype = loss_dtype(logits)
-    reference = getattr(wfst, criterion)
+    logits, targets, input_lengths, target_lengths, log_penalty = batch
+    logits, dtype = turned(logits, options.batch_first), loss_dtype(logits)
+    if options.validate:
+        check_values(targets, input_lengths, target_lengths, log_penalty, logits.shape, options.blank)
+    reference = getattr(wfst, options.criterion)
     losses, insertions = [], []
     for b, (frames, length) in enumerate(zip(input_lengths.tolist(), target_lengths.tolist(), strict=True)):
         log_probs = logits[b, :frames].double()
-        if normalized:  # a frame without any mass stays as it is: its softmax is undefined
+        if options.normalized:  # a frame without any mass stays as it is: its softmax is undefined
             empty = (log_probs == -math.inf).all(dim=1, keepdim=True)
             log_probs = torch.where(empty, log_probs, log_probs.masked_fill(empty, 0).log_softmax(dim=1))
-        target = targets[b, :length].tolist()
+        score_one = functools.partial(reference, target=targets[b, :length].tolist(), blank=options.blank)
         if log_penalty is None:
-            losses.append(reference(log_probs, target, blank=blank))
+            losses.append(score_one(log_probs))
             continue
+        score_one = functools.partial(score_one, merge_repeats=options.merge_repeats)
         gaps = log_penalty[b, : length + 1].double()
-        losses.append(reference(log_probs, target, log_penalty=gaps, blank=blank, merge_repeats=merge_repeats))
-        if inserted:
+        losses.append(score_one(log_probs, log_penalty=gaps))
+        if options.inserted:
             gaps = gaps.detach().requires_grad_()
             with torch.enable_grad():
-                loss = reference(log_probs.detach(), target, log_penalty=gaps, blank=blank, merge_repeats=merge_repeats)
+                loss = score_one(log_probs.detach(), log_penalty=gaps)
             (slope,) = torch.autograd.grad(loss, gaps)
             insertions.append(nn.functional.pad(-slope, (0, targets.shape[1] - length)))
     together = torch.stack(losses) if losses else logits.sum(dim=(1, 2))  # of no utterances: (0,), differentiable
-    loss = reduce(together.to(dtype), target_lengths, reduction, zero_infinity)
-    if not inserted:
+    loss = reduce(together.to(dtype), target_lengths, options)
+    if not options.inserted:
         return loss, None
     return loss, torch.stack(insertions).to(dtype) if insertions else loss.new_empty(0, targets.shape[1] + 1)

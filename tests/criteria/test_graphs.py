@@ -9,11 +9,12 @@ import pytest
 import torch
 from tests.cases import CLOSED, CRITERIA, HALF, POISON
 
-from starseq.criteria import ctc, selfless_ctc, stc
+from starseq import criteria
+from starseq.criteria import Form, ctc, selfless_ctc, stc
 from starseq.emissions import vocabulary_torch
 from starseq.emissions.tokens import NONE
 from starseq.lattice import banded_torch
-from starseq.op import label_graph
+from starseq.op import Options, label_graph
 
 TARGETS, LENGTHS = torch.tensor([[1, 2, 2], [3, POISON, POISON]]), torch.tensor([3, 1])
 
@@ -75,9 +76,50 @@ def test_feasible_from_how_many_frames_on(criterion: str, target: list[int]) -> 
         needed += sum(a == b for a, b in itertools.pairwise(target))
     targets, lengths = torch.tensor([target], dtype=torch.int64), torch.tensor([len(target)])
     penalty = torch.full((1, len(target) + 1), HALF) if criterion == "published_stc" else None
-    graph = label_graph(criterion.removeprefix("published_"), targets, lengths, penalty, False, 0)
+    options = Options(criterion.removeprefix("published_"), merge_repeats=False)
+    graph = label_graph((torch.empty(0), targets, lengths, lengths, penalty), options)
     for T in range(needed + 2):
         frames = torch.tensor([T])
         scores = vocabulary_torch.scores(torch.zeros(1, T, 3), graph.tokens, graph.topology, frames, normalized=True)
         _, _, log_z = banded_torch.forward_backward(scores.stay, scores.enter, graph.topology, frames)
         assert log_z.isfinite().item() == (needed <= T)
+
+
+def test_forms_as_declared() -> None:
+    forms = {name: [criteria.form(name, merge_repeats) for merge_repeats in (True, False)] for name in criteria.names()}
+    assert forms == {
+        "ctc": [Form(merging=True, stars=False)] * 2,
+        "selfless_ctc": [Form(merging=False, stars=False)] * 2,
+        "stc": [Form(merging=True, stars=True), Form(merging=False, stars=True)],
+    }
+
+
+@pytest.mark.parametrize("merge_repeats", [True, False])
+@pytest.mark.parametrize("name", criteria.names())
+def test_graphs_have_the_form_that_is_declared(name: str, merge_repeats: bool) -> None:
+    """Kernels never see the graphs: they go by the form, and by what `Form` says of it."""
+    targets, lengths = torch.tensor([[5, 6, 6, 7], [6, 5, 7, 7]]), torch.tensor([4, 2])
+    gaps = torch.tensor([[-1.0, -2.0, CLOSED, -3.0, -4.0], [CLOSED, -1.0, -1.0, -1.0, -1.0]])
+    form = criteria.form(name, merge_repeats)
+    options = Options(name, merge_repeats, blank=3)
+    (num_states, ends, skip), tokens = label_graph(
+        (torch.empty(0), targets, lengths, lengths, gaps if form.stars else None), options
+    )
+    assert num_states.tolist() == [form.states(4), form.states(2)]
+    assert tokens.enter.shape[1] == form.states(4)
+    assert tokens.lasting == form.lasting
+    step = 2 if form.merging else 1
+    assert tokens.enter[:, 1::step].tolist() == targets.tolist()
+    assert ends == step
+    if form.merging:
+        assert torch.equal(tokens.stay, tokens.enter)
+        assert (tokens.enter[:, ::2] == 3).all()
+        assert skip.nonzero().tolist() == [[0, 3], [0, 7], [1, 3], [1, 5]]
+    else:
+        assert (tokens.stay, skip) == (None, None)
+        assert tokens.enter[:, 0].tolist() == [NONE, NONE]
+    assert (tokens.star_weight is not None) == form.stars
+    if form.stars:
+        assert torch.equal(tokens.star_weight[:, ::step], gaps)
+        assert tokens.star_except[0, : 4 * step : step].tolist() == [5, NONE, 6, 7]
+        assert tokens.star_except[1, : 2 * step : step].tolist() == [6, 5]

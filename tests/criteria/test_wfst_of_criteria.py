@@ -72,7 +72,7 @@ def differentiate(loss: Callable[[Case], Tensor], case: Case) -> Outcome:
 
 
 def stars(name: str, case: Case) -> dict[str, Any]:
-    return {"log_penalty": case.log_penalty, "merge_repeats": case.merge_repeats} if criteria.has_star(name) else {}
+    return {"log_penalty": case.log_penalty, "merge_repeats": case.merge_repeats} if criteria.form(name).stars else {}
 
 
 def by_description(name: str, case: Case) -> Tensor:
@@ -110,7 +110,7 @@ def by_kernels(name: str, case: Case, backend: str) -> Tensor:
 
 def test_all_criteria_are_found() -> None:
     assert CRITERIA == ["ctc", "selfless_ctc", "stc"]
-    assert [name for name in CRITERIA if criteria.has_star(name)] == ["stc"]
+    assert [name for name in CRITERIA if criteria.form(name).stars] == ["stc"]
     with pytest.raises(ValueError, match=r"^criterion: 'graph' is none of ctc, selfless_ctc, stc$"):
         criteria.load("graph")
 

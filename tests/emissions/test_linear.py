@@ -31,7 +31,7 @@ def weigh(logits, blank, labels, log_weight):
     rows = np.full((3, frames * size + LANES), np.nan)
     tops, inverses = np.empty((2, frames))
     good = weigh_frames(
-        frames, logits.reshape(-1), 0, vocabulary, vocabulary, 0, states, columns, *rows, tops, inverses,
+        0, frames, logits.reshape(-1), 0, vocabulary, vocabulary, 0, states, columns, *rows, tops, inverses,
         np.full(2 * FRAMES, np.nan), np.full(FRAMES * count, np.nan, np.float32), np.full(FRAMES * (count + 1), np.nan),
         np.full(2 * FRAMES * size, np.nan), np.empty(0, np.float32),
     )  # fmt: skip

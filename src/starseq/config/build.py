@@ -68,7 +68,7 @@ def kind_of(kind: str) -> Kind:
     if kind == "model":
         return Kind(models.names, models.load, ("inputs", "tokens"))
     if kind == "criterion":
-        return Kind(criteria.names, lambda name: _stc if criteria.has_star(name) else _without_star)
+        return Kind(criteria.names, lambda name: _stc if criteria.form(name).stars else _without_star)
     if kind == "corpus":
         return Kind(lambda: ["digits"], corpora.load, ("out", "progress"))
     table = _TABLES[kind]

@@ -202,7 +202,7 @@ class Recipe:
     @property
     def merges_repeats(self) -> bool:
         """Whether equal tokens in neighbouring frames are read as one."""
-        return criteria.merges_repeats(self.criterion.name, self.criterion.settings.get("merge_repeats", True))
+        return criteria.form(self.criterion.name, self.criterion.settings.get("merge_repeats", True)).merging
 
     @property
     def weights_key(self) -> str:

@@ -1,21 +1,20 @@
 """One file, one criterion, found by being there.
 
-A criterion is a module of this package with a function `label_graph(targets, target_lengths, *, blank) -> LabelGraph`.
-One with stars takes `log_penalty` and `merge_repeats` as well.
+A criterion is a module of this package with a function `label_graph(targets, target_lengths, *, blank) -> LabelGraph`, and FORM,
+what these graphs look like. One with stars takes `log_penalty` and `merge_repeats` as well, and has FORM_OF_KEPT_REPEATS.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
-import inspect
 import pkgutil
 from collections.abc import Callable
+from types import ModuleType
 
-import torch
+from starseq.criteria.graph import Form, LabelGraph, to_wfst
 
-from starseq.criteria.graph import LabelGraph, to_wfst
-
-__all__ = ["LabelGraph", "has_star", "load", "merges_repeats", "names", "to_wfst"]
+__all__ = ["Form", "LabelGraph", "form", "load", "names", "to_wfst"]
 
 
 def names() -> list[str]:
@@ -36,29 +35,26 @@ def load(name: str) -> Callable[..., LabelGraph]:
     ...
     ValueError: criterion: 'cctc' is none of ctc, selfless_ctc, stc
     """
-    if name not in names():
-        raise ValueError(f"criterion: {name!r} is none of {', '.join(names())}")
-    label_graph: Callable[..., LabelGraph] = importlib.import_module(f"{__name__}.{name}").label_graph
+    label_graph: Callable[..., LabelGraph] = _module(name).label_graph
     return label_graph
 
 
-def has_star(name: str) -> bool:
-    """Whether a criterion has stars, and so takes `log_penalty` and `merge_repeats`.
+@functools.cache
+def form(name: str, merge_repeats: bool = True) -> Form:
+    """What a criterion's graphs look like.
 
-    >>> [has_star(name) for name in names()]
-    [False, False, True]
+    merge_repeats: as the loss was told, for a criterion with stars; the others have no choice.
+
+    >>> form("stc"), form("stc", merge_repeats=False)
+    (Form(merging=True, stars=True), Form(merging=False, stars=True))
     """
-    return "log_penalty" in inspect.signature(load(name)).parameters
+    module = _module(name)
+    declared: Form = module.FORM if merge_repeats or not module.FORM.stars else module.FORM_OF_KEPT_REPEATS
+    return declared
 
 
-def merges_repeats(name: str, merge_repeats: bool = True) -> bool:
-    """Whether a label may last for several frames, so that repeats in a row of frames are one label.
-
-    merge_repeats: as the loss was told, for a criterion that has the choice; the others have none.
-
-    >>> [merges_repeats(name) for name in names()], merges_repeats("stc", merge_repeats=False)
-    ([True, False, True], False)
-    """
-    stars = {"log_penalty": torch.zeros(1, 2), "merge_repeats": merge_repeats} if has_star(name) else {}
-    graph = load(name)(torch.tensor([[1]]), torch.tensor([1]), blank=0, **stars)
-    return graph.tokens.stay is not None
+@functools.cache
+def _module(name: str) -> ModuleType:
+    if name not in names():
+        raise ValueError(f"criterion: {name!r} is none of {', '.join(names())}")
+    return importlib.import_module(f"{__name__}.{name}")

@@ -9,9 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from starseq.criteria.graph import LabelGraph, wide
+from starseq.criteria.graph import Form, LabelGraph, wide
 from starseq.emissions.tokens import NONE, Tokens
 from starseq.lattice.topology import Topology
+
+FORM = Form(merging=True, stars=False)
 
 
 def label_graph(targets: Tensor, target_lengths: Tensor, *, blank: int) -> LabelGraph:

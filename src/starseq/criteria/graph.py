@@ -15,6 +15,28 @@ from starseq.lattice.gaps import Gaps
 from starseq.lattice.topology import Topology
 
 
+class Form(NamedTuple):
+    """What all graphs of a criterion look like, so that kernels can read them off the targets instead of being handed them.
+
+    merging: state 2l+1 is entered by label l+1 and stays by it, the even ones likewise by blank; a label that differs from the one
+        before is also entered from two states before; a path ends in the last two. Else a chain: state l is entered by label l
+        and stays by blank; a path ends in the last.
+    stars: the states that stay by blank have stars. Each leaves out the next label, where the next gap is open. In a merging graph
+        inserted tokens last.
+    """
+
+    merging: bool
+    stars: bool
+
+    @property
+    def lasting(self) -> bool:
+        return self.merging and self.stars
+
+    def states(self, labels: int) -> int:
+        """Of a graph of so many labels."""
+        return 2 * labels + 1 if self.merging else labels + 1
+
+
 class LabelGraph(NamedTuple):
     """Where paths may go, and which tokens they consume on the way.
 

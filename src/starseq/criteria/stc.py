@@ -21,9 +21,12 @@ import torch
 from torch import Tensor
 
 from starseq.criteria import ctc
-from starseq.criteria.graph import LabelGraph, wide
+from starseq.criteria.graph import Form, LabelGraph, wide
 from starseq.emissions.tokens import NONE, Tokens
 from starseq.lattice.topology import Topology
+
+FORM = Form(merging=True, stars=True)
+FORM_OF_KEPT_REPEATS = Form(merging=False, stars=True)
 
 
 def label_graph(

@@ -10,12 +10,12 @@ import importlib
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from starseq import criteria
+from starseq import criteria, op
 from starseq.arguments import backend_for, check_values, one_of
 from starseq.criteria.graph import LabelGraph, gaps_of
 from starseq.emissions.tokens import NONE, Scores
@@ -157,19 +157,16 @@ def align_batch(
         raise ValueError(f"{len(logits)} utterances of logits, {len(frames)} lengths and {len(targets)} labels differ")
     target_lengths = torch.tensor([len(target) for target in targets], dtype=torch.int64)
     padded = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=NONE)
-    penalty = _penalty(log_penalty, targets, open, padded.shape[1] + 1) if criteria.has_star(criterion) else None
+    penalty = _penalty(log_penalty, targets, open, padded.shape[1] + 1) if criteria.form(criterion).stars else None
     check_values(padded, frames, target_lengths, penalty, logits.shape, blank)
     check_finite(logits, frames)
 
     device = logits.device
-    options: dict[str, Any] = {}
-    if penalty is not None:
-        options = {"log_penalty": penalty.to(device), "merge_repeats": merge_repeats}
-    graph = criteria.load(criterion)(padded.to(device), target_lengths.to(device), blank=blank, **options)
-    if graph.tokens.lasting:
-        reading = _read_lasting(logits, frames.to(device), graph, name)
-    else:
-        reading = _read_banded(logits, frames.to(device), graph, name)
+    options = op.Options(criterion, merge_repeats, blank, batch_first=True, backend=name, inserted=penalty is not None)
+    of_each = padded.to(device), frames.to(device), target_lengths.to(device)
+    batch = (logits, *of_each, None if penalty is None else penalty.to(device))
+    graph = op.label_graph(batch, options)
+    reading = (_read_lasting if graph.tokens.lasting else _read_banded)(batch, graph, options)
     reading = _Reading(*(x.cpu() for x in reading))
     result = []
     for b, (T, U) in enumerate(zip(frames.tolist(), target_lengths.tolist(), strict=True)):
@@ -194,9 +191,9 @@ class _Reading(NamedTuple):
     log_z: Tensor  # (B,)
 
 
-def _read_lasting(logits: Tensor, lengths: Tensor, graph: LabelGraph, backend: str) -> _Reading:
-    gaps, label = gaps_of(graph), logits.shape[2]
-    if backend == "torch":
+def _read_lasting(batch: op.Batch, graph: LabelGraph, options: op.Options) -> _Reading:
+    logits, lengths, gaps, label = batch[0], batch[2], gaps_of(graph), batch[0].shape[2]
+    if options.backend == "torch":
         row, place, confidence, probability, missing, log_score, log_z = _lasting_by_torch(logits, lengths, gaps)
     else:
         # On the CPU for a GPU as well: a path is one step after the other.
@@ -239,12 +236,10 @@ def _lasting_by_torch(logits: Tensor, lengths: Tensor, gaps: Gaps) -> tuple[Tens
     return row, place, _at(stands.flatten(2), state), _at(x, labels).exp(), missing, log_score, log_z
 
 
-def _read_banded(logits: Tensor, lengths: Tensor, graph: LabelGraph, backend: str) -> _Reading:
-    emissions = importlib.import_module(f"starseq.emissions.vocabulary_{backend}")
-    lattice = importlib.import_module(f"starseq.lattice.banded_{backend}")
-    topology, tokens = graph
-    has_star = tokens.star_weight is not None
-    arcs: Scores = emissions.scores(logits, tokens, topology, lengths, normalized=True, star=has_star)
+def _read_banded(batch: op.Batch, graph: LabelGraph, options: op.Options) -> _Reading:
+    lattice = importlib.import_module(f"starseq.lattice.banded_{options.backend}")
+    (logits, _, lengths, _, _), (topology, tokens) = batch, graph
+    arcs = op.scores(batch, graph, options)
     log_alpha, log_beta, log_z = lattice.forward_backward(arcs.stay, arcs.enter, topology, lengths)
     outside_stay, outside_enter = outside(log_alpha, log_beta, log_z, topology)
     filling, best_stay = _best_stay(logits, graph, arcs)
@@ -262,7 +257,7 @@ def _read_banded(logits: Tensor, lengths: Tensor, graph: LabelGraph, backend: st
     staying = _at(outside_stay + arcs.stay, path).exp()
     of_label = of_label + staying.masked_fill(stay_token != enter_token, 0)  # it may go on for several frames
     gap_of = ((tokens.enter != tokens.blank) & (tokens.enter != NONE)).cumsum(1)
-    star = (outside_stay + arcs.star).exp() if has_star else torch.zeros_like(arcs.stay)
+    star = (outside_stay + arcs.star).exp() if options.inserted else torch.zeros_like(arcs.stay)
     return _Reading(
         gap_of.gather(1, path), token,
         is_label=~inserts & (token != NONE),

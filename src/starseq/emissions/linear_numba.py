@@ -184,10 +184,10 @@ def _add_stars(
 
 @jit
 def weigh_frames(
-    frames: Any, flat: Any, start: Any, stride_t: Any, vocabulary: Any, b: Any, states: Any, columns: Any, stay: Any,
+    begin: Any, end: Any, flat: Any, start: Any, stride_t: Any, vocabulary: Any, b: Any, states: Any, columns: Any, stay: Any,
     enter: Any, star: Any, tops: Any, inverses: Any, stats: Any, picked: Any, powers: Any, chosen: Any, like: Any,
 ) -> Any:  # fmt: skip
-    """The probabilities of the arcs of utterance b; the logits of frame t are flat[start + t * stride_t :].
+    """The probabilities of the arcs of utterance b at frames begin..end-1; the logits of frame t are flat[start + t * stride_t :].
 
     stay, enter: flat, rows as sum_scaled reads them; stay is left alone where the loops are AS_ENTERED. star: the same, or empty
     where nobody asks. Also filled: tops, inverses (T,): a token's probability is exp(logit - top) * inverse. For scratch, of any
@@ -205,12 +205,12 @@ def weigh_frames(
     of_star, of_others, of_top = stats.reshape(-1)[:LANES], stats.reshape(-1)[LANES:], powers.reshape(-1)[:LANES]
     moves, loops = chosen.reshape(-1)[: size * LANES], chosen.reshape(-1)[size * LANES : 2 * size * LANES]
     moves[states * LANES :] = loops[states * LANES :] = 0.0
-    for t in range(min(frames, FRAMES)):
+    for t in range(begin, min(end, begin + FRAMES)):
         _announce(flat, start + t * stride_t, vocabulary)
-    for first in range(0, frames, FRAMES):
-        place, number = start + first * stride_t, min(FRAMES, frames - first)
+    for first in range(begin, end, FRAMES):
+        place, number = start + first * stride_t, min(FRAMES, end - first)
         _sum_stars(flat, place, stride_t, number, vocabulary, blank_token, of_top, of_star, of_others, like)
-        for t in range(first + FRAMES, min(first + 2 * FRAMES, frames)):
+        for t in range(first + FRAMES, min(first + 2 * FRAMES, end)):
             _announce(flat, start + t * stride_t, vocabulary)
         below, many = load_lanes(of_star, 0), load_lanes(of_others, 0)
         all_tokens = below + many
@@ -247,7 +247,6 @@ def weigh_frames(
             for r in range(number):
                 at = (first + r) * size
                 stay[at : at + size] = power[blank * LANES + r] * inverses[first + r]
-    enter[frames * size : frames * size + LANES] = 0.0
     return True
 
 

@@ -44,27 +44,10 @@ def scores(
         norm=torch.empty(batch, frames, dtype=torch.float64),
     )
     threads.run(
-        _scores, batch * frames, cost(logits.shape, states), *rows_of(logits), frames, vocabulary, columns, lengths.numpy(),
-        topology.num_states.numpy(), normalized, *(x.numpy() for x in result),
+        _scores, batch * frames, cost(logits.shape, states), rows_of(logits), (frames, vocabulary), columns, lengths.numpy(),
+        topology.num_states.numpy(), normalized, tuple(x.numpy() for x in result),
     )  # fmt: skip
     return result
-
-
-def gradient(
-    grad: Tensor, logits: Tensor, tokens: Tokens, topology: Topology, lengths: Tensor, norm: Tensor,
-    log_alpha: Tensor, log_beta: Tensor, log_z: Tensor, *, normalized: bool,
-) -> Tensor:  # fmt: skip
-    """See vocabulary_torch.gradient."""
-    batch, frames, vocabulary = logits.shape
-    result = gradient_like(logits)
-    skip = np.empty((0, 0), np.bool_) if topology.skip is None else topology.skip.numpy()
-    threads.run(
-        gradient_kernel, batch * frames, cost(logits.shape, log_alpha.shape[2]), *rows_of(logits), *rows_of(result),
-        frames, vocabulary, columns_of(tokens, topology, vocabulary), lengths.numpy(), normalized, skip,
-        topology.num_states.numpy(), grad.to(torch.float64).numpy(), norm.numpy(), log_alpha.numpy(), log_beta.numpy(),
-        log_z.numpy(),
-    )  # fmt: skip
-    return result.to(logits.dtype)
 
 
 def cost(shape: Sequence[int], states: int) -> int:
@@ -80,7 +63,7 @@ def gradient_like(logits: Tensor) -> Tensor:
     return torch.empty_like(logits, dtype=dtype) if unit else torch.empty(logits.shape, dtype=dtype)
 
 
-AS_ENTERED, BLANK, OWN = range(3)
+AS_ENTERED, BLANK = range(2)
 _NOWHERE = np.uint32(0xFFFFFFFF)  # in place of a token that does not exist
 
 
@@ -93,9 +76,8 @@ class Columns(NamedTuple):
     token: Any  # (B, C) uint32
     count: Any  # (B,) int64
     blank: Any  # (B,) int64: its place
-    loops: int  # what the self-loops consume: AS_ENTERED, what the entering arcs do; BLANK; or OWN
+    loops: int  # what the self-loops consume: AS_ENTERED, what the entering arcs do; or BLANK
     enter: Any  # (2, B, S) uint32, tokens and places
-    stay: Any  # the same, or (0, 0, 0) unless the loops are OWN
     left_out: Any  # the same, or (0, 0, 0) where there are no stars
     weight: Any  # (B, S) float64, the stars' log-weights, or (0, 0)
     share: Any  # (B, S) float64, exp(weight), or (0, 0)
@@ -103,18 +85,19 @@ class Columns(NamedTuple):
 
 def columns_of(tokens: Tokens, topology: Topology, vocabulary: int) -> Columns:
     """The columns of a batch, found."""
-    enter = tokens.enter.numpy()
-    unsaid = np.empty((0, 0), enter.dtype)
-    stay = unsaid if tokens.stay is None else tokens.stay.numpy()
+    enter, stars = tokens.enter.numpy(), tokens.star_weight is not None
+    unsaid, weight = np.empty((0, 0), enter.dtype), np.empty((0, 0))
     left_out = unsaid if tokens.star_except is None else tokens.star_except.numpy()
-    weight = np.empty((0, 0))
     if tokens.star_weight is not None:  # contiguous: one penalty for all gaps is a view of one number
         weight = tokens.star_weight.to(torch.float64).contiguous().numpy()
-    same = tokens.stay is tokens.enter and tokens.star_weight is None
-    loops = AS_ENTERED if same else BLANK if tokens.stay is None else OWN
     batch, states = enter.shape
-    columns = _empty_columns(batch, states, vocabulary, loops, tokens.star_weight is not None)
-    _find_all(enter, stay, left_out, weight, topology.num_states.numpy(), tokens.blank, vocabulary, columns)
+    arcs, starred = (2, batch, states), (batch, states) if stars else (0, 0)
+    columns = Columns(
+        np.empty((batch, most_columns(states, vocabulary)), np.uint32), np.empty(batch, np.int64), np.empty(batch, np.int64),
+        BLANK if tokens.stay is None else AS_ENTERED, np.empty(arcs, np.uint32),
+        np.empty(arcs if stars else (0, 0, 0), np.uint32), np.empty(starred), np.empty(starred),
+    )  # fmt: skip
+    _find_all(enter, left_out, weight, topology.num_states.numpy(), tokens.blank, vocabulary, columns)
     return columns
 
 
@@ -123,29 +106,19 @@ def most_columns(states: int, vocabulary: int) -> int:
     return min(vocabulary, 3 * states + 1)
 
 
-def _empty_columns(batch: int, states: int, vocabulary: int, loops: int, stars: bool) -> Columns:
-    """Room for the columns of a batch."""
-    arcs, starred = (2, batch, states), (batch, states) if stars else (0, 0)
-    return Columns(
-        np.empty((batch, most_columns(states, vocabulary)), np.uint32), np.empty(batch, np.int64), np.empty(batch, np.int64),
-        loops, np.empty(arcs, np.uint32), np.empty(arcs if loops == OWN else (0, 0, 0), np.uint32),
-        np.empty(arcs if stars else (0, 0, 0), np.uint32), np.empty(starred), np.empty(starred),
-    )  # fmt: skip
-
-
-def rows_of(x: Tensor) -> tuple[Any, int, int]:
-    """All of a (B, T, V) or (T, B, V) tensor's memory as one flat array, and the first two strides in it: rows are contiguous."""
+def rows_of(x: Tensor, batch_first: bool = True) -> tuple[Any, int, int]:
+    """All of the memory of logits as one flat array, and its strides by utterance and by frame: rows are contiguous."""
     if x.dtype not in (torch.float32, torch.float64):
         x = x.float()
     strides = x.stride()
     if strides[2] != 1 and x.shape[2] != 1:
         x = x.contiguous()
         strides = x.stride()
-    array = x.detach().numpy()
+    array, (by_utterance, by_frame) = x.detach().numpy(), strides[:2] if batch_first else strides[1::-1]
     if array.flags.c_contiguous:  # mostly; numpy is quicker than torch to find out
-        return array.reshape(-1), strides[0], strides[1]
+        return array.reshape(-1), by_utterance, by_frame
     extent = sum((size - 1) * stride for size, stride in zip(x.shape, strides, strict=True)) + 1 if x.numel() else 0
-    return x.as_strided((extent,), (1,)).numpy(), strides[0], strides[1]
+    return x.as_strided((extent,), (1,)).numpy(), by_utterance, by_frame
 
 
 @jit
@@ -163,29 +136,27 @@ def _put(arcs: Any, b: Any, s: Any, place: Any, v: Any, nowhere: Any) -> None:
 
 @jit_outer
 def _find_all(
-    enter: Any, stay: Any, left_out: Any, weight: Any, num_states: Any, blank: Any, vocabulary: Any, columns: Any
+    enter: Any, left_out: Any, weight: Any, num_states: Any, blank: Any, vocabulary: Any, columns: Any
 ) -> None:
     """Fills the columns of a batch: arrays as in Tokens, (0, 0) for None."""
     place = np.full(vocabulary, -1, np.int32)
     for b in range(enter.shape[0]):
         find_columns(
-            b, enter[b], stay[b] if stay.size else enter[b, :0], left_out[b] if left_out.size else enter[b, :0],
-            weight[b] if weight.size else weight.reshape(-1), num_states[b], blank, place, columns,
+            b, enter[b], left_out[b] if left_out.size else enter[b, :0], weight[b] if weight.size else weight.reshape(-1),
+            num_states[b], blank, place, columns,
         )  # fmt: skip
 
 
 @jit
 def find_columns(
-    b: Any, enter: Any, stay: Any, left_out: Any, weight: Any, states: Any, blank: Any, place: Any, columns: Any
+    b: Any, enter: Any, left_out: Any, weight: Any, states: Any, blank: Any, place: Any, columns: Any
 ) -> None:
-    """Fills the columns of utterance b. What its arcs consume, (S,): stay, left_out and weight may be empty; blank is no token
-    that a star could leave out. For scratch: place, (V,), -1 everywhere, before and after."""
+    """Fills the columns of utterance b. What its arcs consume, (S,): left_out and weight may be empty; blank is no token that a
+    star could leave out. For scratch: place, (V,), -1 everywhere, before and after."""
     token = columns.token[b]
     place[blank] = 0
     for s in range(states):
         _mark(place, enter[s])
-        if stay.size:
-            _mark(place, stay[s])
         if left_out.size and s + 1 < states:
             _mark(place, left_out[s])
     n = 0
@@ -199,8 +170,6 @@ def find_columns(
     for s in range(states):
         only_loops = columns.loops == BLANK and enter[s] == blank
         _put(columns.enter, b, s, place, -1 if only_loops else enter[s], n)
-        if columns.loops == OWN:
-            _put(columns.stay, b, s, place, stay[s], n)
         if weight.size:
             something = left_out.size and s + 1 < states and left_out[s] != blank
             _put(columns.left_out, b, s, place, left_out[s] if something else -1, n)
@@ -371,9 +340,9 @@ def row_scores(
 
 @jit_outer
 def _scores(
-    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, frames: Any, vocabulary: Any, columns: Any, lengths: Any,
-    num_states: Any, normalized: Any, log_stay: Any, log_enter: Any, log_star: Any, norm: Any,
-) -> None:  # fmt: skip
+    begin: Any, end: Any, x: Any, size: Any, columns: Any, lengths: Any, num_states: Any, normalized: Any, result: Any
+) -> None:
+    (flat, stride_b, stride_t), (frames, vocabulary), (log_stay, log_enter, log_star, norm) = x, size, result
     stats, like = np.empty((FRAMES, 5)), np.empty(0, flat.dtype)
     picked = np.empty((2, FRAMES, columns.enter.shape[2]), flat.dtype)
     item = begin
@@ -414,11 +383,7 @@ def score_frames(
                 _pick(row, columns.left_out[0, b, :states], picked[1, t - first, :states])
         for t in range(first, last):
             _subtract_norm(picked[0, t - first, :states], norm[t], log_enter[t, :states], like)
-            if columns.loops == OWN:
-                row = flat[start + t * stride_t : start + t * stride_t + vocabulary]
-                _pick(row, columns.stay[0, b, :states], log_stay[t, :states])
-                _subtract_norm(log_stay[t, :states], norm[t], log_stay[t, :states], like)
-            elif columns.loops == BLANK and not starred:
+            if columns.loops == BLANK and not starred:
                 log_stay[t, :states] = np.float64(flat[start + t * stride_t + blank]) - norm[t]
             if starred:
                 stars = log_star[t, :states] if log_star.size else stats[0, :0]
@@ -448,7 +413,7 @@ def _add_stars_to(
     left_out: (S,), the scores of what the stars leave out.
     """
     weight, share = columns.weight[b, :states], columns.share[b, :states]
-    good = columns.loops == BLANK and _log_shares(left_out, log_norm, stat, share, stay, like)
+    good = _log_shares(left_out, log_norm, stat, share, stay, like)
     if good and not log_star.size:
         return
     # Logarithms all the way: for frames whose sums would be 0 or inf, and where the star is wanted by itself.
@@ -457,7 +422,7 @@ def _add_stars_to(
         if log_star.size:
             log_star[s] = log_one
         if not good:
-            stay[s] = _log_sum(stay[s] if columns.loops == OWN else stat[4] - log_norm, log_one)
+            stay[s] = _log_sum(stat[4] - log_norm, log_one)
 
 
 @jit_inline
@@ -472,15 +437,14 @@ def _sum_posteriors(before: Any, after: Any, less: Any, like: Any) -> Any:
 
 @jit_inline
 def _add_posteriors(
-    before: Any, after: Any, log_z: Any, score: Any, places: Any, skip: Any, terms: Any, coefficient: Any, like: Any
+    before: Any, after: Any, log_z: Any, score: Any, places: Any, terms: Any, coefficient: Any, like: Any
 ) -> None:
-    """Adds the posteriors of arcs, exp(before + after - log_z + score), to their columns. skip: all, or those that exist."""
+    """Adds the posteriors of arcs, exp(before + after - log_z + score), to their columns."""
     for i in range(0, before.size, width(like)):
         x = (load(before, i, -np.inf, like) + load(after, i, -np.inf, like)) - log_z
         store(exp(narrow(x + load(score, i, -np.inf, like), like)), terms, i)
     for s in range(before.size):
-        if skip.size == 0 or skip[s]:
-            coefficient[places[s]] += terms[s]
+        coefficient[places[s]] += terms[s]
 
 
 @jit_inline
@@ -595,11 +559,16 @@ def _subtract(probability: Any, posterior: Any, factor: Any, out: Any, like: Any
 
 @jit_outer
 def gradient_kernel(
-    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
-    frames: Any, vocabulary: Any, columns: Any, lengths: Any, normalized: Any, skip: Any, num_states: Any, grad: Any, norm: Any,
-    log_alpha: Any, log_beta: Any, log_z: Any,
+    begin: Any, end: Any, x: Any, out: Any, size: Any, columns: Any, lengths: Any, num_states: Any, others: Any, normalized: Any,
+    grad: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """The gradients of rows begin..end-1 of all B * T. skip: as in a Topology, or (0, 0)."""
+    """The gradients of rows begin..end-1 of all B * T, but for utterances that are among the `others`, (B,).
+
+    x, out: logits and gradient as `rows_of` gives them. size: (T, V). sums: log_z (B,), norm (B, T), log_alpha and log_beta
+    (B, T+1, S).
+    """
+    (flat, stride_b, stride_t), (out_flat, out_stride_b, out_stride_t), (frames, vocabulary) = x, out, size
+    log_z, norm, log_alpha, log_beta = sums
     states = log_alpha.shape[2]
     scratch, factors = np.empty((3, FRAMES, max(states, columns.token.shape[1] + 1))), np.empty((FRAMES, 2))
     outsides, terms, like = np.empty((FRAMES, states)), np.empty((FRAMES, states), flat.dtype), np.empty(0, flat.dtype)
@@ -609,16 +578,17 @@ def gradient_kernel(
         b, t = item // frames, item % frames
         stop = min(frames, t + end - item)
         item += stop - t
+        if others[b]:
+            continue
         inside = max(t, min(stop, lengths[b])) if log_z[b] != -np.inf else t
         fill_frames(inside, stop, out_flat, b * out_stride_b, out_stride_t, vocabulary, 0.0)
         if log_z[b] != log_z[b]:
             fill_frames(t, inside, out_flat, b * out_stride_b, out_stride_t, vocabulary, np.nan)
             continue
-        skips = skip[b] if skip.size else skip.reshape(-1)
         for first in range(t, inside, FRAMES):
             _gradient_frames(
                 first, min(first + FRAMES, inside), flat, b * stride_b, stride_t, out_flat, b * out_stride_b, out_stride_t,
-                vocabulary, b, columns, normalized, skips, num_states[b], grad[b], norm[b], log_alpha[b], log_beta[b],
+                vocabulary, b, columns, normalized, num_states[b], grad[b], norm[b], log_alpha[b], log_beta[b],
                 log_z[b], scratch, factors, outsides, terms, probabilities, like,
             )  # fmt: skip
 
@@ -633,12 +603,11 @@ def fill_frames(begin: Any, end: Any, flat: Any, start: Any, stride_t: Any, voca
 @jit
 def _gradient_frames(
     begin: Any, end: Any, flat: Any, start: Any, stride_t: Any, out_flat: Any, out_start: Any, out_stride_t: Any,
-    vocabulary: Any, b: Any, columns: Any, normalized: Any, skip: Any, states: Any, grad: Any, norm: Any, log_alpha: Any,
+    vocabulary: Any, b: Any, columns: Any, normalized: Any, states: Any, grad: Any, norm: Any, log_alpha: Any,
     log_beta: Any, log_z: Any, scratch: Any, factors: Any, outsides: Any, all_terms: Any, probabilities: Any, like: Any,
 ) -> None:  # fmt: skip
     count, blank = columns.count[b], columns.blank[b]
     token, enter = columns.token[b, :count], columns.enter[1, b, :states]
-    every_arc = skip[:0]
     for r in range(end - begin):
         first = start + (begin + r) * stride_t
         value, coefficient = scratch[0, r, : count + 1], scratch[1, r, : count + 1]
@@ -660,20 +629,9 @@ def _gradient_frames(
         if columns.loops == AS_ENTERED:
             _add_visits(log_alpha[begin + r + 1, :states], after, log_z, enter, terms, coefficient, like)
             continue
-        if columns.loops == BLANK:
-            coefficient[blank] = _sum_posteriors(before, after, log_z - value[blank], like)
-        else:
-            stay, own = columns.stay[1, b, :states], scratch[2, r, :states]
-            _pick(value, stay, own)
-            _add_posteriors(before, after, log_z, own, stay, every_arc, terms, coefficient, like)
+        coefficient[blank] = _sum_posteriors(before, after, log_z - value[blank], like)
         if states > 1:
-            _add_posteriors(
-                before[:-1], after[1:], log_z, score[1:], enter[1:], every_arc, terms[1:], coefficient, like
-            )
-        if skip.size and states > 2:
-            _add_posteriors(
-                before[:-2], after[2:], log_z, score[2:], enter[2:], skip[2:states], terms[2:], coefficient, like
-            )
+            _add_posteriors(before[:-1], after[1:], log_z, score[1:], enter[1:], terms[1:], coefficient, like)
 
     factors[:, 0], factors[:, 1] = -np.inf, 0.0  # a token of the rest has the posterior P(v) * k, k = e^top * whole
     if columns.weight.size:

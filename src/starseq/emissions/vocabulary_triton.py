@@ -1,7 +1,8 @@
-"""Scores of a label graph's arcs from logits, and the gradient back, on a GPU. Same functions as vocabulary_torch.
+"""Scores of a label graph's arcs from logits, and the gradient back, on a GPU: what one program does, which has one frame.
 
-One program a frame. Forward it reads its row of logits once, backward once more, and writes the row of the gradient once; nothing
-else as large is stored. Sums over states are float64 with float32 corrections; for float64 logits all is float64.
+Forward it reads its row of logits once, backward once more, and writes the row of the gradient once; nothing else as large is
+stored. Sums over states are float64 with float32 corrections; for float64 logits all is float64. The kernels are those of
+op/fused_triton.
 """
 
 from __future__ import annotations
@@ -9,72 +10,12 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from starseq.emissions.tokens import Scores, Tokens
 from starseq.lattice.banded_triton import surroundings
 from starseq.lattice.elementary_triton import exp_of, log_remainder, logaddexp
-from starseq.lattice.topology import Topology
 
 _LONG = 1024  # tokens: a longer row is read in pieces
 _VERY_LONG = 16384  # tokens: the gradient of a longer row takes several warps whatever its states
-# Sizes change from batch to batch: compiling anew for those that happen to be multiples of 16 would cost seconds each time.
-_SIZES = ["stride_b", "stride_t", "enter_b", "left_out_b", "weight_b", "weight_s", "T", "V", "S", "blank"]
-
-
-def scores(
-    logits: Tensor, tokens: Tokens, topology: Topology, lengths: Tensor, *, normalized: bool, star: bool = False
-) -> Scores:
-    """See vocabulary_torch.scores."""
-    batch, frames, vocabulary = logits.shape
-    states = tokens.enter.shape[1]
-    arcs = (batch, frames, states)
-    result = Scores(
-        stay=logits.new_empty(arcs, dtype=torch.float64),
-        enter=logits.new_empty(arcs, dtype=torch.float64),
-        star=logits.new_empty(arcs if star else 0, dtype=torch.float64),
-        norm=logits.new_empty(arcs[:2], dtype=torch.float64),
-    )
-    if batch * frames == 0:
-        return result
-    *sizes, num_warps = blocks(logits.dtype, vocabulary, states, unit=logits.stride(2) == 1, gradient=False)
-    _scores[(batch * frames,)](
-        logits, *logits.stride(), *_pointers(tokens), topology.num_states, lengths.contiguous(), *result,
-        frames, vocabulary, states, tokens.blank, tokens.stay is not None, tokens.star_weight is not None,
-        star, normalized, logits.dtype == torch.float64, *sizes, num_warps=num_warps,
-    )  # fmt: skip
-    return result
-
-
-def gradient(
-    grad: Tensor, logits: Tensor, tokens: Tokens, topology: Topology, lengths: Tensor, norm: Tensor,
-    log_alpha: Tensor, log_beta: Tensor, log_z: Tensor, *, normalized: bool,
-) -> Tensor:  # fmt: skip
-    """See vocabulary_torch.gradient."""
-    batch, frames, vocabulary = logits.shape
-    states = tokens.enter.shape[1]
-    result = torch.empty_like(logits)
-    if batch * frames == 0:
-        return result
-    unit = logits.stride(2) == 1 and logits.stride() == result.stride()
-    *sizes, num_warps = blocks(logits.dtype, vocabulary, states, unit=unit, gradient=True)
-    _gradient[(batch * frames,)](
-        grad, grad.stride(0), logits, *logits.stride(), result, *result.stride(),
-        *_pointers(tokens), topology.num_states, lengths.contiguous(), topology.skip, norm, log_alpha, log_beta, log_z,
-        frames, vocabulary, states, tokens.blank, tokens.stay is not None, tokens.star_weight is not None,
-        topology.skip is not None, normalized, logits.dtype == torch.float64,
-        is_dense(vocabulary, states), keys_at_once(states), *sizes, num_warps=num_warps,
-    )  # fmt: skip
-    return result
-
-
-def _pointers(tokens: Tokens) -> tuple[Tensor | int | None, ...]:
-    """The tensors of `tokens` with the strides that vary: tokens may be views of one padded tensor, weights one number."""
-    left_out, weight = tokens.star_except, tokens.star_weight
-    return (
-        tokens.enter, tokens.enter.stride(0), tokens.stay, left_out, 0 if left_out is None else left_out.stride(0),
-        weight, *((0, 0) if weight is None else weight.stride()),
-    )  # fmt: skip
 
 
 def blocks(
@@ -194,18 +135,6 @@ def _at(ptr, base, stride_v, token, possible):
 
 
 @triton.jit
-def _arcs(enter_ptr, stay_ptr, stay_row, s, exists, blank, STAYS: tl.constexpr):
-    """What the entering arcs and the self-loop of each state consume."""
-    enter = tl.load(enter_ptr + s, mask=exists, other=-1)
-    if STAYS:
-        stay = tl.load(stay_ptr + stay_row + s, mask=exists, other=-1)
-    else:
-        enter = tl.where(enter == blank, -1, enter)
-        stay = tl.where(exists, blank, -1).to(enter.dtype)
-    return enter, stay
-
-
-@triton.jit
 def row_sums(
     x_ptr, base, stride_v, V, blank, STARS: tl.constexpr, NORMALIZED: tl.constexpr, EXACT: tl.constexpr,
     BLOCK_V: tl.constexpr, ALIGN: tl.constexpr,
@@ -248,44 +177,6 @@ def row_scores(
         log_star = without + weight
         log_stay = logaddexp(log_stay, log_star, EXACT)
     return log_enter, log_stay, log_star
-
-
-@triton.jit(do_not_specialize=_SIZES)
-def _scores(
-    x_ptr, stride_b, stride_t, stride_v, enter_ptr, enter_b, stay_ptr, left_out_ptr, left_out_b, weight_ptr, weight_b,
-    weight_s, num_states_ptr, lengths_ptr, log_stay_ptr, log_enter_ptr, log_star_ptr, norm_ptr, T, V, S, blank,
-    STAYS: tl.constexpr, STARS: tl.constexpr,
-    KEEP_STAR: tl.constexpr, NORMALIZED: tl.constexpr, EXACT: tl.constexpr,
-    BLOCK_V: tl.constexpr, ALIGN: tl.constexpr, BLOCK_S: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    b, t = row // T, row % T
-    if t < tl.load(lengths_ptr + b):
-        # With stride_v = 1 offsets count elements; else they count tokens, and the row's place goes into the pointer.
-        if stride_v == 1:
-            base = b * stride_b + t * stride_t
-        else:
-            x_ptr += b * stride_b + t * stride_t
-            base = row * 0
-        top, others, star, norm = row_sums(
-            x_ptr, base, stride_v, V, blank, STARS, NORMALIZED, EXACT, BLOCK_V, ALIGN
-        )  # fmt: skip
-        s = tl.arange(0, BLOCK_S)
-        inside = s < S
-        enter, stay = _arcs(enter_ptr + b * enter_b, stay_ptr, b * S, s, inside, blank, STAYS)
-        left_out, weight = enter, tl.zeros((BLOCK_S,), tl.float64)
-        if STARS:
-            not_last = s < tl.load(num_states_ptr + b) - 1
-            left_out = tl.load(left_out_ptr + b * left_out_b + s, mask=inside & not_last, other=-1)
-            weight = tl.load(weight_ptr + b * weight_b + s * weight_s, mask=inside, other=float("-inf")).to(tl.float64)
-        log_enter, log_stay, log_star = row_scores(
-            x_ptr, base, stride_v, V, top, others, star, norm, enter, stay, left_out, weight, STARS, EXACT, BLOCK_S
-        )  # fmt: skip
-        tl.store(norm_ptr + row, norm)
-        tl.store(log_enter_ptr + row * S + s, log_enter, mask=inside)
-        tl.store(log_stay_ptr + row * S + s, log_stay, mask=inside)
-        if KEEP_STAR:
-            tl.store(log_star_ptr + row * S + s, log_star, mask=inside)
 
 
 @triton.jit
@@ -444,60 +335,3 @@ def row_gradient(
         tl.store(
             out_ptr + (out_base + key) * out_stride_v, (factor * slope).to(out_ptr.dtype.element_ty), mask=possible
         )
-
-
-@triton.jit(do_not_specialize=[*_SIZES, "out_stride_b", "out_stride_t", "grad_stride"])
-def _gradient(
-    grad_ptr, grad_stride, x_ptr, stride_b, stride_t, stride_v, out_ptr, out_stride_b, out_stride_t, out_stride_v,
-    enter_ptr, enter_b, stay_ptr, left_out_ptr, left_out_b, weight_ptr, weight_b, weight_s, num_states_ptr, lengths_ptr,
-    skip_ptr, norm_ptr, alpha_ptr, beta_ptr, z_ptr, T, V, S, blank,
-    STAYS: tl.constexpr, STARS: tl.constexpr,
-    SKIP: tl.constexpr, NORMALIZED: tl.constexpr, EXACT: tl.constexpr, DENSE: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, ALIGN: tl.constexpr, BLOCK_S: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    b, t = row // T, row % T
-    if stride_v == 1:
-        base = b * stride_b + t * stride_t
-    else:
-        x_ptr += b * stride_b + t * stride_t
-        base = row * 0
-    if out_stride_v == 1:
-        out_base = b * out_stride_b + t * out_stride_t
-    else:
-        out_ptr += b * out_stride_b + t * out_stride_t
-        out_base = row * 0
-    kind: tl.constexpr = tl.float64 if EXACT else tl.float32
-    z = tl.load(z_ptr + b)
-    if (t >= tl.load(lengths_ptr + b)) | (z == float("-inf")) | (z != z):
-        nothing = tl.where((t < tl.load(lengths_ptr + b)) & (z != z), float("nan"), 0.0)
-        fill_row(x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, nothing, EXACT, ALIGN, BLOCK_V)
-    else:
-        s = tl.arange(0, BLOCK_S)
-        num_states = tl.minimum(tl.load(num_states_ptr + b), S)
-        exists = s < num_states
-        factor = tl.load(grad_ptr + b * grad_stride).to(kind)
-        norm = tl.load(norm_ptr + row)
-        alpha = alpha_ptr + (b * (T + 1) + t) * S + s
-        beta = beta_ptr + (b * (T + 1) + t + 1) * S + s
-        if not DENSE:
-            fill_gradient(
-                x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, factor, norm, alpha, beta, z, s, exists, weight_ptr,
-                b * weight_b, weight_s, STARS, NORMALIZED, EXACT, ALIGN, BLOCK_V,
-            )  # fmt: skip
-        enter, stay = _arcs(enter_ptr + b * enter_b, stay_ptr, b * S, s, exists, blank, STAYS)
-        left_out = tl.full((BLOCK_S,), -1, enter.dtype)
-        weight = tl.zeros((BLOCK_S,), tl.float64)
-        if STARS:
-            left_out = tl.load(left_out_ptr + b * left_out_b + s, mask=s < num_states - 1, other=-1)
-            weights = weight_ptr + b * weight_b + s * weight_s
-            weight = tl.load(weights, mask=exists, other=float("-inf")).to(tl.float64)
-        skip = s < 0
-        if SKIP:
-            skip = exists & (s > 1) & (tl.load(skip_ptr + b * S + s, mask=exists, other=0) != 0)
-        outside, one, two = surroundings(alpha, beta, z, s, exists, skip, SKIP)
-        row_gradient(
-            x_ptr, base, stride_v, out_ptr, out_base, out_stride_v, V, blank, factor, norm, outside, one, two,
-            s, enter, stay, left_out, weight, enter_ptr + b * enter_b, 1, num_states,
-            STARS, SKIP, NORMALIZED, EXACT, DENSE, BLOCK_K,
-        )  # fmt: skip

@@ -65,7 +65,7 @@ def draw(
     """
     if emissions is not None and compose is not None:
         raise ValueError("draw either emissions or a composition, not both")
-    if gaps.has_gap(text) and not criteria.has_star(criterion):
+    if gaps.has_gap(text) and not criteria.form(criterion).stars:
         raise ValueError(f"text: {text!r} marks gaps, and {criterion} has none")
     partial = gaps.parse(text, unit)
     names = [BLANK, *dict.fromkeys([*partial.labels, *gaps.parse(alphabet, unit).labels])]
@@ -98,7 +98,7 @@ def _label_graph(
     """The label graph, with its stars expanded to `tokens` or else as symbols; blank is token 0."""
     target = [names.index(label, 1) for label in partial.labels]
     options: dict[str, Any] = {}
-    if criteria.has_star(criterion):
+    if criteria.form(criterion).stars:
         weight = math.log(0.5) if penalty is None else penalty
         if not weight <= 0:
             raise ValueError(f"penalty: {weight:g} is not a log-weight <= 0")

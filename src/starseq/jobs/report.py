@@ -191,7 +191,7 @@ def _alignments(
 ) -> list[AlignmentView]:
     """Pictures of the last run with a star, or else of the last run, on the lines that have the most to show."""
     pairs = list(zip(loaded, names, strict=True))
-    run, name = next((pair for pair in reversed(pairs) if criteria.has_star(pair[0].criterion)), pairs[-1])
+    run, name = next((pair for pair in reversed(pairs) if criteria.form(pair[0].criterion).stars), pairs[-1])
     log_penalty = 0.0 if run.log_penalty is None else run.log_penalty  # which a criterion without star ignores
     views: list[AlignmentView] = []
     for line in lines:
@@ -215,7 +215,7 @@ def _alignments(
             found, drawn, logits[0].log_softmax(1), run.tokeniser.vocabulary.tokens, stride=run.stride / frames
         )
         facts = {"known labels": str(len(labels))}
-        if criteria.has_star(run.criterion):
+        if criteria.form(run.criterion).stars:
             facts["expected to be missing"] = f"{sum(found.missing):.1f}"
         views.append(AlignmentView(name, line.row.id, svg, facts))
     return views

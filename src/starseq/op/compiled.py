@@ -1,7 +1,7 @@
-"""The operation in a graph of torch.compile: `separate` as custom operators.
+"""The operation in a graph of torch.compile: the way that a call outside of it takes, as one custom operator.
 
-Their arguments are tensors and plain values, so the label graph is built inside, once forward and once backward. Reducing stays
-outside, in torch: the compiler fuses it.
+The operator gives the logits' gradient with the loss, by a loss whose own is 1. So what it keeps has the same shape whatever the
+way, and the gradient is one multiplication, in torch: the compiler fuses it.
 """
 
 from __future__ import annotations
@@ -11,96 +11,51 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from starseq.op import separate
-from starseq.op.reduction import for_each, reduce
-from starseq.op.setting import Batch, Request, Saved, Setting, loss_dtype, turned
+from starseq.op.options import Batch, Options, Saved, loss_dtype
+from starseq.op.reduction import multiplied
+from starseq.op.ways import way_of
 
 
-def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Saved]:
+def forward(batch: Batch, options: Options) -> tuple[Tensor, Tensor | None, Saved]:
     """See starseq.op."""
-    logits, *others = batch
-    losses, insertions, *sums = forward_op(
-        turned(logits, request.batch_first), *others, *request.setting, request.validate, request.inserted,
-        request.differentiable,
-    )  # fmt: skip
-    loss = reduce(losses, batch[3], request.reduction, request.zero_infinity)
-    return loss, insertions if request.inserted else None, Saved((insertions, *sums))
+    loss, insertions, gradient = loss_op(*batch, *options)
+    return loss, insertions if options.inserted else None, Saved((gradient,))
 
 
-def backward(
-    grad: Tensor, batch: Batch, saved: Saved, request: Request, *, needs_logits: bool, needs_penalty: bool
-) -> tuple[Tensor | None, Tensor | None]:
+def backward(grad: Tensor, batch: Batch, saved: Saved, options: Options) -> Tensor:
     """See starseq.op."""
-    each, first = for_each(grad, batch[3], request.reduction), request.batch_first
-    (logits, *others), (insertions, *sums) = batch, saved.tensors
-    for_logits = for_penalty = None
-    if needs_logits:
-        for_logits = turned(gradient_op(each, turned(logits, first), *others, *sums, *request.setting), first)
-    if needs_penalty:
-        for_penalty = separate.penalty_gradient(each, insertions, batch[4])
-    return for_logits, for_penalty
+    return multiplied(saved.tensors[0], grad, options)
 
 
-def _forward(
-    logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None,
-    criterion: str, merge_repeats: bool, blank: int, normalized: bool, backend: str,
-    validate: bool, inserted: bool, differentiable: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    batch = (logits, targets, input_lengths, target_lengths, log_penalty)
-    setting = Setting(criterion, merge_repeats, blank, normalized, backend)
-    return separate.sums_of(batch, separate.checked_graph(batch, setting, validate), setting, inserted, differentiable)
+def _loss(
+    logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None, *values: Any
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    batch, options = (logits, targets, input_lengths, target_lengths, log_penalty), Options(*values)
+    way = way_of(options)
+    loss, insertions, saved = way.forward(batch, options)
+    gradient = logits.new_empty(0)
+    if options.differentiable:
+        gradient = way.backward(torch.ones_like(loss), batch, saved, options).contiguous()
+    return loss, logits.new_empty(0, dtype=loss.dtype) if insertions is None else insertions, gradient
 
 
-def _gradient(
-    grad: Tensor, logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None,
-    norm: Tensor, alpha: Tensor, beta: Tensor, log_z: Tensor,
-    criterion: str, merge_repeats: bool, blank: int, normalized: bool, backend: str,
-) -> Tensor:  # fmt: skip
-    batch = (logits, targets, input_lengths, target_lengths, log_penalty)
-    setting = Setting(criterion, merge_repeats, blank, normalized, backend)
-    graph = separate.checked_graph(batch, setting, validate=False)
-    return separate.gradient(grad, batch, graph, (norm, alpha, beta, log_z), setting)
-
-
-_VALUES = "str criterion, bool merge_repeats, int blank, bool normalized, str backend"
-_TENSORS = "Tensor logits, Tensor targets, Tensor input_lengths, Tensor target_lengths, Tensor? log_penalty"
-
-forward_op = torch.library.custom_op(
-    "starseq::forward", _forward, mutates_args=(),
-    schema=f"({_TENSORS}, {_VALUES}, bool validate, bool inserted, bool differentiable)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)  # fmt: skip
-gradient_op = torch.library.custom_op(
-    "starseq::gradient", _gradient, mutates_args=(),
-    schema=f"(Tensor grad, {_TENSORS}, Tensor norm, Tensor alpha, Tensor beta, Tensor log_z, {_VALUES}) -> Tensor",
+_KINDS = ", ".join(
+    f"{kind.__forward_arg__.replace(' | None', '?')} {name}" for name, kind in Options.__annotations__.items()
+)
+loss_op = torch.library.custom_op(
+    "starseq::loss", _loss, mutates_args=(),
+    schema="(Tensor logits, Tensor targets, Tensor input_lengths, Tensor target_lengths, Tensor? log_penalty, "
+    f"{_KINDS}) -> (Tensor, Tensor, Tensor)",
 )  # fmt: skip
 
 
-@forward_op.register_fake
-def _forward_fake(
-    logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None,
-    criterion: str, merge_repeats: bool, blank: int, normalized: bool, backend: str,
-    validate: bool, inserted: bool, differentiable: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    batch, frames, _ = logits.shape
-    _, tokens = separate.label_graph(criterion, targets, target_lengths, log_penalty, merge_repeats, blank)
-    states = tokens.enter.shape[1]
-    dtype = loss_dtype(logits)
-    alpha = logits.new_empty(batch, frames + 1, states, dtype=torch.float64)
-    beta = torch.empty_like(alpha) if differentiable or inserted else alpha.new_empty(0)
-    if tokens.lasting:  # the gradient, and nothing
-        alpha = logits.new_empty(logits.shape, dtype=dtype) if differentiable else logits.new_empty(0, dtype=dtype)
-        beta = logits.new_empty(0)
+@loss_op.register_fake
+def _fake(
+    logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, log_penalty: Tensor | None, *values: Any
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    batch, options, dtype = len(targets), Options(*values), loss_dtype(logits)
     return (
-        logits.new_empty(batch, dtype=dtype),
-        logits.new_empty(batch, targets.shape[1] + 1, dtype=dtype) if inserted else logits.new_empty(0, dtype=dtype),
-        logits.new_empty(batch, frames, dtype=torch.float64),
-        alpha,
-        beta,
-        logits.new_empty(batch, dtype=torch.float64),
+        logits.new_empty(batch if options.reduction == "none" else (), dtype=dtype),
+        logits.new_empty((batch, targets.shape[1] + 1) if options.inserted else 0, dtype=dtype),
+        logits.new_empty(logits.shape if options.differentiable else 0),
     )
-
-
-@gradient_op.register_fake
-def _gradient_fake(grad: Tensor, logits: Tensor, *others: Any) -> Tensor:
-    return torch.empty_like(logits)

@@ -2,13 +2,12 @@
 
 An utterance goes through all kernels at once, so that its scores stay in the cache, and what Python would do in between is
 compiled as well. float32 probabilities are first tried without logarithms (emissions.linear_numba, lattice.scaled_numba), which is
-faster; an utterance whose numbers are too far apart for that goes through the kernels of `separate`, as does all else. Either way
-is compiled when it is first needed, and most never need the second.
+faster; an utterance whose numbers are too far apart for that is summed with them, as is all else. Either way is compiled when it is
+first needed, and most never need the second.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -33,130 +32,104 @@ from starseq.lattice.banded_numba import add_posteriors, sum_utterance
 from starseq.lattice.elementary_numba import jit, jit_outer
 from starseq.lattice.lanes_numba import LANES
 from starseq.lattice.scaled_numba import padded, sum_scaled
-from starseq.op import separate
-from starseq.op.form import Form, form_of
 from starseq.op.known_numba import REDUCTIONS, layout, parts, prepare, reduce_losses, scaled_of, share_grad
-from starseq.op.reduction import for_each
-from starseq.op.setting import Batch, Request, Saved, by_utterance
+from starseq.op.options import Batch, Options, Saved, by_utterance
+from starseq.op.reduction import Ahead, multiply
 
 _LONG = 128  # states of a merging graph: paths of blanks alone are then mostly too far from those with all labels
 _SMALL = 1_000_000  # logits of a batch: so many gradients can wait for the backward pass
 _MUCH = 1_000_000  # logits of one utterance: where so large ones are few, threads had better share their frames
 
 
-class _Ahead:
-    """The gradient of a small batch by a loss whose own is 1, made while all was in the cache. It is given away: a second backward
-    pass, which is rare, has to compute forward again."""
-
-    def __init__(self, gradient: Tensor) -> None:
-        self._gradient: Tensor | None = gradient
-
-    def take(self) -> Tensor | None:
-        gradient, self._gradient = self._gradient, None
-        return gradient
-
-
-def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Saved]:
+def forward(batch: Batch, options: Options) -> tuple[Tensor, Tensor | None, Saved]:
     """See starseq.op."""
     logits = batch[0]
     small = logits.dtype == torch.float32 and logits.numel() <= _SMALL
-    return _forward_of(batch, request, ahead=small and request.differentiable and logits.requires_grad)
+    return _forward_of(batch, options, ahead=small and options.differentiable)
 
 
-def _forward_of(batch: Batch, request: Request, *, ahead: bool) -> tuple[Tensor, Tensor | None, Saved]:
+def _forward_of(batch: Batch, options: Options, *, ahead: bool) -> tuple[Tensor, Tensor | None, Saved]:
     """With `ahead` the gradient of the logits is made as well, where it is computed in float32 from probabilities."""
     logits, targets, input_lengths, target_lengths, log_penalty = batch
-    setting, batch_first, validate, inserted, differentiable, reduction, zero_infinity = request
-    form = form_of(setting.criterion, setting.merge_repeats, log_penalty is not None)
-    B, T, V = shape = by_utterance(logits.shape, batch_first)
-    if form is None or (T * V > _MUCH and 2 * torch.get_num_threads() > B):
-        return separate.forward(batch, request)
-    S = (1 + form.merging) * targets.shape[1] + 1
+    B, T, V = shape = by_utterance(logits.shape, options.batch_first)
+    size = _size_of(shape, targets, options)
+    S = size[2]
     dtype = _FLOAT64 if logits.dtype == torch.float64 else _FLOAT32
     # float64 is for those who want every digit; scores that are no probabilities may be of any size.
-    scaled = setting.normalized and dtype is _FLOAT32
-    both = scaled or differentiable or inserted
-    columns = most_columns(S, V)
-    ends = layout.py_func(B, T, S, columns, form.merging, form.stars)
+    scaled = options.normalized and dtype is _FLOAT32
+    both = scaled or options.differentiable or options.inserted
+    ends = layout.py_func(size)
     memory = np.empty(ends[-1] + (1 + both) * B * (T + 1) * S)
-    insertions = np.empty((B, S) if inserted else (0, 0), dtype)
-    loss = np.empty(B if reduction == "none" else (), dtype)
-    flat, *strides = rows_of(logits)
+    insertions = np.empty((B, S) if options.inserted else (0, 0), dtype)
+    loss = np.empty(B if options.reduction == "none" else (), dtype)
+    x = rows_of(logits, options.batch_first)
     gradient = gradient_like(logits) if scaled and ahead else None
-    out_flat, *out_strides = (flat[:0], 0, 0) if gradient is None else rows_of(gradient)
+    out = (x[0][:0], 0, 0) if gradient is None else rows_of(gradient, options.batch_first)
     lengths = _array(target_lengths, np.int64)
-    reducing = (lengths, REDUCTIONS[reduction], zero_infinity, loss.reshape(-1))
-    arguments = (
-        B, cost(shape, S), flat, *by_utterance(strides, batch_first), out_flat, *by_utterance(out_strides, batch_first), T, V,
-        _array(targets, np.int64), _array(input_lengths, np.int64),
-        _NO_WEIGHTS if log_penalty is None else _array(log_penalty.detach(), np.float64), columns,
-        setting.blank, form.merging, validate, setting.normalized, memory, insertions, *reducing,
-    )  # fmt: skip
+    weights = _NO_WEIGHTS if log_penalty is None else _array(log_penalty.detach(), np.float64)
+    labels = (_array(targets, np.int64), _array(input_lengths, np.int64), lengths, weights)
+    reducing = (REDUCTIONS[options.reduction], options.zero_infinity, loss.reshape(-1))
+    described = (V, size, labels, options.blank, options.validate, memory)
+    arguments = (x, out, *described, options.normalized, insertions, reducing)
     try:
-        pieces = threads.run(_forward_scaled, *arguments) if scaled else threads.run(_forward, *arguments, False)
+        if not scaled:
+            pieces = threads.run(_forward, B, cost(shape, S), *arguments, False)
+        else:
+            weighed = _weigh_by_frames(x, described, cost(shape, S), options)
+            pieces = threads.run(_forward_scaled, B, cost(shape, S), *arguments, weighed)
     except ValueError:
-        check_values(targets, input_lengths, target_lengths, log_penalty, torch.Size(shape), setting.blank)
+        check_values(targets, input_lengths, target_lengths, log_penalty, torch.Size(shape), options.blank)
         raise
     if scaled and not scaled_of(memory, B, ends).all():
-        pieces = threads.run(_forward, *arguments, True)
+        pieces = threads.run(_forward, B, cost(shape, S), *arguments, True)
     if pieces > 1:
-        reduce_losses(memory[:B], *reducing)
-    counts = torch.from_numpy(insertions) if inserted else None
-    kept = () if counts is None else (counts,)
-    if gradient is not None:
-        return torch.from_numpy(loss), counts, Saved(kept, _Ahead(gradient))
-    return torch.from_numpy(loss), counts, Saved((*kept, torch.from_numpy(memory)), form)
+        reduce_losses(memory[:B], lengths, *reducing)
+    counts = torch.from_numpy(insertions) if options.inserted else None
+    saved = Saved((torch.from_numpy(memory),)) if gradient is None else Saved((), Ahead(gradient))
+    return torch.from_numpy(loss), counts, saved
 
 
-def backward(
-    grad: Tensor, batch: Batch, saved: Saved, request: Request, *, needs_logits: bool, needs_penalty: bool
-) -> tuple[Tensor | None, Tensor | None]:
+def backward(grad: Tensor, batch: Batch, saved: Saved, options: Options) -> Tensor:
     """See starseq.op."""
-    for_logits = for_penalty = None
-    if isinstance(saved.other, _Ahead) and needs_logits:
-        for_logits = _multiplied(saved.other.take(), grad, request)
-        if for_logits is None:
-            saved = _forward_of(batch, request, ahead=False)[-1]
-    form = saved.other
-    if not isinstance(form, (Form, _Ahead)):
-        return separate.backward(grad, batch, saved, request, needs_logits=needs_logits, needs_penalty=needs_penalty)
-    logits, targets, input_lengths, target_lengths, log_penalty = batch
-    if needs_logits and isinstance(form, Form):
-        B, T, V = shape = by_utterance(logits.shape, request.batch_first)
-        S = (1 + form.merging) * targets.shape[1] + 1
-        columns, memory = most_columns(S, V), saved.tensors[-1].numpy()
-        for_logits = gradient_like(logits)
-        (flat, *strides), (out_flat, *out_strides) = rows_of(logits), rows_of(for_logits)
-        scaled = scaled_of(memory, B, layout.py_func(B, T, S, columns, form.merging, form.stars))
-        for kernel, needed in ((_gradient_scaled, scaled.any()), (_gradient, not scaled.all())):
-            if needed:
-                threads.run(
-                    kernel, B * T, cost(shape, S), flat, *by_utterance(strides, request.batch_first), out_flat,
-                    *by_utterance(out_strides, request.batch_first), T, V, S, columns, _array(input_lengths, np.int64),
-                    _array(target_lengths, np.int64), form.merging, form.stars, request.setting.normalized,
-                    _array(grad.detach(), np.float64), REDUCTIONS[request.reduction], memory,
-                )  # fmt: skip
-        if for_logits.dtype != logits.dtype:
-            for_logits = for_logits.to(logits.dtype)
-    if needs_penalty:
-        each = for_each(grad, target_lengths, request.reduction)
-        for_penalty = separate.penalty_gradient(each, saved.tensors[0], log_penalty)
-    return for_logits, for_penalty
+    logits, targets, input_lengths, target_lengths, _ = batch
+    if saved.other is not None:
+        ahead = saved.other.take()
+        if ahead is not None:
+            return multiply(ahead, grad, options)
+        saved = _forward_of(batch, options, ahead=False)[-1]
+    B, T, V = shape = by_utterance(logits.shape, options.batch_first)
+    size = _size_of(shape, targets, options)
+    memory, gradient = saved.tensors[0].numpy(), gradient_like(logits)
+    scaled = scaled_of(memory, B, layout.py_func(size))
+    for kernel, needed in ((_gradient_scaled, scaled.any()), (_gradient, not scaled.all())):
+        if needed:
+            threads.run(
+                kernel, B * T, cost(shape, size[2]), *(rows_of(y, options.batch_first) for y in (logits, gradient)), V, size,
+                (_array(input_lengths, np.int64), _array(target_lengths, np.int64)), memory, options.normalized,
+                _array(grad.detach(), np.float64), REDUCTIONS[options.reduction],
+            )  # fmt: skip
+    return gradient.to(logits.dtype)
 
 
-def _multiplied(gradient: Tensor | None, grad: Tensor, request: Request) -> Tensor | None:
-    """In place. Not by what is infinite or NaN: where an utterance has no gradient it has none by such a loss either."""
-    if gradient is None:
-        return None
-    if request.reduction == "none":
-        if not bool(grad.isfinite().all()):
-            return None
-        gradient *= grad.view((-1, 1, 1) if request.batch_first else (-1, 1))
-    elif (factor := grad.item()) != 1:
-        if not math.isfinite(factor):
-            return None
-        gradient *= factor
-    return gradient
+def _size_of(shape: Any, targets: Tensor, options: Options) -> tuple[int, int, int, int, bool, bool]:
+    """Of what is known of a batch, see `layout`."""
+    (B, T, V), form = shape, options.form
+    states = form.states(targets.shape[1])
+    return B, T, states, most_columns(states, V), form.merging, form.stars
+
+
+def _weigh_by_frames(x: Any, described: Any, steps: int, options: Options) -> Any:
+    """The weights of all arcs, which `_forward_scaled` makes for one utterance after the other, and whether each went well; empty,
+    unless utterances are few and large."""
+    V, size, labels, *_ = described
+    B, T, S, _, merging, _ = size
+    if T * V <= _MUCH or 2 * torch.get_num_threads() <= B:
+        return np.empty((0, 3, 0)), np.empty(0, np.bool_)
+    prepare(0, B, *described)
+    weights = np.empty((B, 3, T * padded.py_func(S) + LANES))
+    well = (2 * labels[2] < _LONG) | (not merging)
+    threads.run(_weigh, B * T, steps, x, V, size, labels[1], described[-1], options.inserted, weights, well)
+    return weights, well
 
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -170,28 +143,24 @@ def _array(x: Tensor, dtype: Any) -> Any:
 
 @jit_outer
 def _forward(
-    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
-    frames: Any, vocabulary: Any, targets: Any, lengths: Any, weights: Any, count: Any, blank: Any, merging: Any,
-    validate: Any, normalized: Any, memory: Any, insertions: Any, target_lengths: Any, reduction: Any,
-    zero_infinity: Any, loss: Any, again: Any,
+    begin: Any, end: Any, x: Any, out: Any, vocabulary: Any, size: Any, labels: Any, blank: Any, validate: Any, memory: Any,
+    normalized: Any, insertions: Any, reducing: Any, again: Any,
 ) -> None:  # fmt: skip
     """Utterances begin..end-1; the loss as well, if these are all of them. Arguments as _forward_scaled has them.
 
     again: after that one, for utterances where it did not succeed.
     """
-    states = (2 if merging else 1) * targets.shape[1] + 1
+    (_, frames, states, _, _, _), (_, lengths, target_lengths, _) = size, labels
+    (flat, stride_b, stride_t), (reduction, zero_infinity, loss) = x, reducing
     if again:
-        known, sums = parts(memory, lengths.size, frames, states, count, merging, weights.size > 0)
+        known, sums = parts(memory, size)
     else:
-        known, sums = prepare(
-            begin, end, frames, vocabulary, targets, lengths, target_lengths, weights, count, blank, merging, validate,
-            memory,
-        )  # fmt: skip
+        known, sums = prepare(begin, end, vocabulary, size, labels, blank, validate, memory)
     columns = known.columns
     scores = np.empty((1 if columns.loops == AS_ENTERED else 3 if insertions.size else 2, frames, states))
     stats, inserted, like = np.empty((FRAMES, 5)), np.empty(states), np.empty(0, flat.dtype)
     picked, grad = np.empty((2, FRAMES, states), flat.dtype), np.empty(lengths.size)
-    if out_flat.size:
+    if out[0].size:
         share_grad(np.ones(lengths.size), target_lengths, reduction, grad)
     for b in range(begin, end):
         if known.scaled[b]:
@@ -201,11 +170,10 @@ def _forward(
         )  # fmt: skip
         if insertions.size:
             _insertions(b, known.num_states[b], lengths[b], scores[2], sums, inserted, insertions[b], like)
-        if out_flat.size:
+        if out[0].size:
             _gradient_of(
-                b * frames, (b + 1) * frames, flat, stride_b, stride_t, out_flat, out_stride_b, out_stride_t, frames,
-                vocabulary, known, lengths, normalized, grad, sums,
-            )  # fmt: skip
+                b * frames, (b + 1) * frames, x, out, (frames, vocabulary), known, lengths, normalized, grad, sums
+            )
     if end - begin == lengths.size:
         reduce_losses(sums[0], target_lengths, reduction, zero_infinity, loss)
 
@@ -230,37 +198,48 @@ def _utterance(
 
 @jit_outer
 def _forward_scaled(
-    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
-    frames: Any, vocabulary: Any, targets: Any, lengths: Any, weights: Any, count: Any, blank: Any, merging: Any,
-    validate: Any, normalized: Any, memory: Any, insertions: Any, target_lengths: Any, reduction: Any,
-    zero_infinity: Any, loss: Any,
+    begin: Any, end: Any, x: Any, out: Any, vocabulary: Any, size: Any, labels: Any, blank: Any, validate: Any, memory: Any,
+    normalized: Any, insertions: Any, reducing: Any, weighed: Any,
 ) -> None:  # fmt: skip
     """As _forward, of those utterances alone where it is safe without logarithms, which is found out by trying, unless it is
     unlikely.
 
-    out_flat: the gradient by a loss whose own is 1; if empty, that is not wanted.
+    x, out: logits and gradient, as `rows_of` gives them; `out` is that by a loss whose own is 1, and empty if not wanted. size,
+    labels, memory: as `prepare` has them. reducing: reduction, zero_infinity, and where the loss goes. weighed: by frames, see
+    _weigh_by_frames.
     """
-    known, sums = prepare(
-        begin, end, frames, vocabulary, targets, lengths, target_lengths, weights, count, blank, merging, validate, memory,
-    )  # fmt: skip
+    (_, frames, _, count, _, _), (_, lengths, target_lengths, _) = size, labels
+    (flat, stride_b, stride_t), (reduction, zero_infinity, loss), (weights, well) = x, reducing, weighed
+    if well.size:
+        known, sums = parts(memory, size)
+    else:
+        known, sums = prepare(begin, end, vocabulary, size, labels, blank, validate, memory)
     columns, visits = known.columns, known.columns.loops == AS_ENTERED
-    size = padded(columns.enter.shape[2])
-    scores, like = np.empty((3 if insertions.size else 2, frames * size + LANES)), np.empty(0, flat.dtype)
+    width = padded(columns.enter.shape[2])
+    scratch = np.empty((3, 0 if well.size else frames * width + LANES))
     stats, picked, powers = np.empty((FRAMES, 2)), np.empty((FRAMES, count), flat.dtype), np.empty((FRAMES, count + 1))
-    chosen, exponents, rows = np.empty((2 * FRAMES, size)), np.empty((2, frames + 1)), np.empty(4 * (size + 2 * LANES))
-    skips = np.zeros(size + LANES if known.skip.size else 0)
+    chosen, exponents, rows = (
+        np.empty((2 * FRAMES, width)),
+        np.empty((2, frames + 1)),
+        np.empty(4 * (width + 2 * LANES)),
+    )
+    skips, like = np.zeros(width + LANES if known.skip.size else 0), np.empty(0, flat.dtype)
     log_z, stats_of, alpha, beta = sums
-    star = scores[2] if insertions.size else scores[0, :0]
-    stay, enter = scores[1 if visits else 0], scores[1]
     grad = np.empty(lengths.size)
     share_grad(np.ones(lengths.size), target_lengths, reduction, grad)
     for b in range(begin, end):
         states = known.num_states[b]
-        good = (not visits or states <= _LONG) and weigh_frames(
-            lengths[b], flat, b * stride_b, stride_t, vocabulary, b, states, columns, stay, enter, star, stats_of[0, b],
-            stats_of[1, b], stats, picked, powers, chosen, like,
-        )  # fmt: skip
+        arcs = weights[b] if well.size else scratch
+        stay, enter, star = arcs[1 if visits else 0], arcs[1], arcs[2] if insertions.size else arcs[2, :0]
+        if well.size:
+            good = well[b]
+        else:
+            good = (not visits or states <= _LONG) and weigh_frames(
+                0, lengths[b], flat, b * stride_b, stride_t, vocabulary, b, states, columns, stay, enter, star, stats_of[0, b],
+                stats_of[1, b], stats, picked, powers, chosen, like,
+            )  # fmt: skip
         if good:
+            enter[lengths[b] * padded(states) :][:LANES] = 0.0
             if skips.size:
                 skips[:states] = known.skip[b, :states]
                 skips[states:] = 0.0
@@ -277,13 +256,34 @@ def _forward_scaled(
             insertions[b] = 0.0
         elif good and insertions.size:
             _insertions_scaled(lengths[b], states, star, alpha[b], beta[b], stats_of[2, b], rows, insertions[b])
-        if good and out_flat.size:
-            _gradient_scaled_of(
-                b * frames, (b + 1) * frames, flat, stride_b, stride_t, out_flat, out_stride_b, out_stride_t, frames,
-                vocabulary, count, known, lengths, grad, sums,
-            )  # fmt: skip
+        if good and out[0].size:
+            _gradient_scaled_of(b * frames, (b + 1) * frames, x, out, (frames, vocabulary), known, lengths, grad, sums)
     if end - begin == lengths.size:
         reduce_losses(log_z, target_lengths, reduction, zero_infinity, loss)
+
+
+@jit_outer
+def _weigh(
+    begin: Any, end: Any, x: Any, vocabulary: Any, size: Any, lengths: Any, memory: Any, inserted: Any, weights: Any, well: Any
+) -> None:  # fmt: skip
+    """Rows begin..end-1 of all B * T. weights: (B, 3, rows), those to stay, to enter, and of the star; well: (B,)."""
+    (flat, stride_b, stride_t), (_, frames, _, count, _, _) = x, size
+    known, (_, stats_of, _, _) = parts(memory, size)
+    columns, visits = known.columns, known.columns.loops == AS_ENTERED
+    stats, picked, powers = np.empty((FRAMES, 2)), np.empty((FRAMES, count), flat.dtype), np.empty((FRAMES, count + 1))
+    chosen, like = np.empty((2 * FRAMES, padded(columns.enter.shape[2]))), np.empty(0, flat.dtype)
+    item = begin
+    while item < end:
+        b, t = item // frames, item % frames
+        stop = min(frames, t + end - item)
+        arcs = weights[b]
+        if well[b] and not weigh_frames(
+            t, min(stop, lengths[b]), flat, b * stride_b, stride_t, vocabulary, b, known.num_states[b], columns,
+            arcs[1 if visits else 0], arcs[1], arcs[2] if inserted else arcs[2, :0], stats_of[0, b], stats_of[1, b], stats,
+            picked, powers, chosen, like,
+        ):  # fmt: skip
+            well[b] = False
+        item += stop - t
 
 
 @jit
@@ -314,31 +314,27 @@ def _insertions_scaled(
 
 @jit_outer
 def _gradient_scaled(
-    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
-    frames: Any, vocabulary: Any, states: Any, count: Any, lengths: Any, target_lengths: Any, merging: Any, stars: Any,
-    normalized: Any, grads: Any, reduction: Any, memory: Any,
+    begin: Any, end: Any, x: Any, out: Any, vocabulary: Any, size: Any, lengths: Any, memory: Any, normalized: Any, grads: Any,
+    reduction: Any,
 ) -> None:  # fmt: skip
     """The gradients of rows begin..end-1 of all B * T, as far as they are of utterances that were summed without logarithms.
 
-    grads: of the loss, (B,) or (1,).
+    lengths: of inputs and of targets. grads: of the loss, (B,) or (1,).
     """
-    known, sums = parts(memory, lengths.size, frames, states, count, merging, stars)
-    grad = np.empty(lengths.size)
-    share_grad(grads, target_lengths, reduction, grad)
-    _gradient_scaled_of(
-        begin, end, flat, stride_b, stride_t, out_flat, out_stride_b, out_stride_t, frames, vocabulary, count, known, lengths,
-        grad, sums,
-    )  # fmt: skip
+    known, sums = parts(memory, size)
+    grad = np.empty(lengths[0].size)
+    share_grad(grads, lengths[1], reduction, grad)
+    _gradient_scaled_of(begin, end, x, out, (size[1], vocabulary), known, lengths[0], grad, sums)
 
 
 @jit_outer
 def _gradient_scaled_of(
-    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
-    frames: Any, vocabulary: Any, count: Any, known: Any, lengths: Any, grad: Any, sums: Any,
-) -> None:  # fmt: skip
-    """The same, of what is known and summed. grad: of each utterance's loss, (B,)."""
+    begin: Any, end: Any, x: Any, out: Any, size: Any, known: Any, lengths: Any, grad: Any, sums: Any
+) -> None:
+    """The same, of what is known and summed. size: (T, V). grad: of each utterance's loss, (B,)."""
+    (flat, stride_b, stride_t), (out_flat, out_stride_b, out_stride_t), (frames, vocabulary) = x, out, size
     log_z, stats, alpha, beta = sums
-    columns, states = known.columns, known.columns.enter.shape[2]
+    columns, states, count = known.columns, known.columns.enter.shape[2], known.columns.token.shape[1]
     picked, by_column = np.empty((FRAMES, count), flat.dtype), np.empty((2, FRAMES, count + 1))
     terms, weights, like = np.empty((2, FRAMES, states)), np.empty((FRAMES, 2)), np.empty(0, flat.dtype)
     item = begin
@@ -358,36 +354,25 @@ def _gradient_scaled_of(
 
 @jit_outer
 def _gradient(
-    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
-    frames: Any, vocabulary: Any, states: Any, count: Any, lengths: Any, target_lengths: Any, merging: Any, stars: Any,
-    normalized: Any, grads: Any, reduction: Any, memory: Any,
+    begin: Any, end: Any, x: Any, out: Any, vocabulary: Any, size: Any, lengths: Any, memory: Any, normalized: Any, grads: Any,
+    reduction: Any,
 ) -> None:  # fmt: skip
     """As _gradient_scaled, of the other utterances."""
-    known, sums = parts(memory, lengths.size, frames, states, count, merging, stars)
-    grad = np.empty(lengths.size)
-    share_grad(grads, target_lengths, reduction, grad)
-    _gradient_of(
-        begin, end, flat, stride_b, stride_t, out_flat, out_stride_b, out_stride_t, frames, vocabulary, known, lengths,
-        normalized, grad, sums,
-    )  # fmt: skip
+    known, sums = parts(memory, size)
+    grad = np.empty(lengths[0].size)
+    share_grad(grads, lengths[1], reduction, grad)
+    _gradient_of(begin, end, x, out, (size[1], vocabulary), known, lengths[0], normalized, grad, sums)
 
 
 @jit_outer
 def _gradient_of(
-    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out_flat: Any, out_stride_b: Any, out_stride_t: Any,
-    frames: Any, vocabulary: Any, known: Any, lengths: Any, normalized: Any, grad: Any, sums: Any,
-) -> None:  # fmt: skip
+    begin: Any, end: Any, x: Any, out: Any, size: Any, known: Any, lengths: Any, normalized: Any, grad: Any, sums: Any
+) -> None:
     log_z, stats, log_alpha, log_beta = sums
-    item = begin
-    while item < end:
-        b = item // frames
-        stop = min(end, (b + 1) * frames)
-        if not known.scaled[b]:
-            gradient_kernel(
-                item, stop, flat, stride_b, stride_t, out_flat, out_stride_b, out_stride_t, frames, vocabulary, known.columns,
-                lengths, normalized, known.skip, known.num_states, grad, stats[0], log_alpha, log_beta, log_z,
-            )  # fmt: skip
-        item = stop
+    gradient_kernel(
+        begin, end, x, out, size, known.columns, lengths, known.num_states, known.scaled, normalized, grad,
+        (log_z, stats[0], log_alpha, log_beta),
+    )  # fmt: skip
 
 
 @jit

@@ -1,7 +1,6 @@
 """The operation on a GPU in three launches: scores, lattice with loss, gradient.
 
-The label graph is never stored: the kernels read it off the targets, by its form (see `form`). A criterion of another form goes
-through `separate`.
+The label graph is never stored: the kernels read it off the targets, by its form.
 
 One block of float64 holds everything else, S states an utterance (offsets in `_places`): norm (B, T), alpha (B, T+1, S),
 beta (B, T+1, S), log_z (B), a count of the utterances that are done; and, which backward does not need, stay (B, T, S),
@@ -20,6 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from starseq.arguments import check_values
+from starseq.criteria.graph import Form
+from starseq.emissions.tokens import Scores
 from starseq.emissions.vocabulary_triton import (
     blocks,
     fill_gradient,
@@ -33,80 +34,90 @@ from starseq.emissions.vocabulary_triton import (
 from starseq.lattice.banded_triton import backward_sums, forward_sums, surroundings, warps
 from starseq.lattice.elementary_triton import exp_of
 from starseq.lattice.launch_triton import Launch, launch_of
-from starseq.op import separate
-from starseq.op.form import Form, form_of
-from starseq.op.reduction import for_each
-from starseq.op.setting import Batch, Request, Saved, by_utterance, loss_dtype
+from starseq.op import readable
+from starseq.op.options import Batch, Options, Saved, by_utterance, loss_dtype
 
 _REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
 
 
-def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Saved]:
+def forward(batch: Batch, options: Options) -> tuple[Tensor, Tensor | None, Saved]:
     """See starseq.op."""
     logits, targets, input_lengths, target_lengths, log_penalty = batch
-    setting, batch_first, validate, inserted, differentiable, reduction, zero_infinity = request
-    form = form_of(setting.criterion, setting.merge_repeats, log_penalty is not None)
-    B, T, V = by_utterance(logits.shape, batch_first)
-    if form is None or B * T == 0:
-        return separate.forward(batch, request)
-    if validate:
-        shape = torch.Size((B, T, V))
-        check_values(targets, input_lengths, target_lengths, log_penalty, shape, setting.blank)
-    stride_b, stride_t, stride_v = by_utterance(logits.stride(), batch_first)
-    dtype, device = logits.dtype, logits.device
-    U = targets.shape[1]
-    S = 2 * U + 1 if form.merging else U + 1
-    plan = _plan(form, setting.normalized, dtype, stride_v, V, S, inserted, reduction, zero_infinity)
-    both = differentiable or inserted
-    size = B * T + (1 + both) * B * (T + 1) * S + B + 1 + (2 + inserted) * B * T * S
-    block = torch.empty(size, dtype=torch.float64, device=device)
+    B, T, V = by_utterance(logits.shape, options.batch_first)
+    if B * T == 0:
+        return readable.forward(batch, options)
+    if options.validate:
+        check_values(targets, input_lengths, target_lengths, log_penalty, torch.Size((B, T, V)), options.blank)
+    U, inserted, device = targets.shape[1], options.inserted, logits.device
+    both = options.differentiable or inserted
+    plan, block, strides = _score(batch, options, both)
+    dtype = loss_dtype(logits)
+    loss = torch.empty(B if options.reduction == "none" else (), dtype=dtype, device=device)
+    plan.lattice(
+        (B, 1 + both), (targets, input_lengths, target_lengths, block, loss), (*strides, B, T, U, both, options.blank)
+    )
+    if not inserted:
+        return loss, None, Saved((block,))
+    insertions = torch.empty((B, U + 1), dtype=dtype, device=device)
+    plan.insertions((B, 1), (input_lengths, target_lengths, block, insertions), (*strides[2:], B, T, U))
+    return loss, insertions, Saved((block,))
+
+
+def backward(grad: Tensor, batch: Batch, saved: Saved, options: Options) -> Tensor:
+    """See starseq.op."""
+    if saved.other is not None:
+        return readable.backward(grad, batch, saved, options)
+    logits, targets, input_lengths, target_lengths, log_penalty = batch
+    B, T, V = by_utterance(logits.shape, options.batch_first)
+    U, result = targets.shape[1], torch.empty_like(logits)
+    stride_b, stride_t, stride_v = strides = by_utterance(logits.stride(), options.batch_first)
+    out_b, out_t, out_v = out_strides = by_utterance(result.stride(), options.batch_first)
+    launch = _gradient_plan(
+        options.form, options.normalized, logits.dtype, V, options.form.states(U), stride_v, out_v, strides == out_strides,
+        options.reduction,
+    )  # fmt: skip
+    weights, weights_strides = _weights(log_penalty, logits)
+    launch(
+        (B * T, 1), (logits, grad, targets, input_lengths, target_lengths, weights, saved.tensors[0], result),
+        (stride_b, stride_t, out_b, out_t, *targets.stride(), *input_lengths.stride(), *target_lengths.stride(),
+         *weights_strides, *(grad.stride() or (0,)), B, T, V, U, options.blank),
+    )  # fmt: skip
+    return result
+
+
+def scores(batch: Batch, options: Options) -> Scores:
+    """As vocabulary_torch.scores."""
+    B, T, _ = by_utterance(batch[0].shape, options.batch_first)
+    S = options.form.states(batch[1].shape[1])
+    if B * T == 0:
+        nothing = batch[0].new_empty(B, T, S, dtype=torch.float64)
+        return Scores(nothing, nothing, nothing, nothing[:, :, 0])
+    _, block, _ = _score(batch, options, False)
+    norm, (stay, enter, *star) = (
+        block[: B * T].view(B, T),
+        block[-(2 + options.inserted) * B * T * S :].view(-1, B, T, S),
+    )
+    return Scores(stay, enter, star[0] if star else stay.new_empty(0), norm)
+
+
+def _score(batch: Batch, options: Options, both: bool) -> tuple[_Plan, Tensor, Sequence[int]]:
+    """How the batch is computed, its block with the scores filled in, and the strides of targets and lengths."""
+    logits, targets, input_lengths, target_lengths, log_penalty = batch
+    B, T, V = by_utterance(logits.shape, options.batch_first)
+    stride_b, stride_t, stride_v = by_utterance(logits.stride(), options.batch_first)
+    U, S = targets.shape[1], options.form.states(targets.shape[1])
+    plan = _plan(
+        options.form, options.normalized, logits.dtype, stride_v, V, S, options.inserted, options.reduction, options.zero_infinity
+    )  # fmt: skip
+    size = B * T + (1 + both) * B * (T + 1) * S + B + 1 + (2 + options.inserted) * B * T * S
+    block = torch.empty(size, dtype=torch.float64, device=logits.device)
     strides = (*targets.stride(), *input_lengths.stride(), *target_lengths.stride())
     weights, weights_strides = _weights(log_penalty, logits)
     plan.scores(
         (B * T, 1), (logits, targets, input_lengths, target_lengths, weights, block),
-        (stride_b, stride_t, *strides, *weights_strides, B, T, V, U, both, setting.blank),
+        (stride_b, stride_t, *strides, *weights_strides, B, T, V, U, both, options.blank),
     )  # fmt: skip
-    dtype = loss_dtype(logits)
-    loss = torch.empty(B if reduction == "none" else (), dtype=dtype, device=device)
-    lattice = (targets, input_lengths, target_lengths, block, loss)
-    plan.lattice((B, 1 + both), lattice, (*strides, B, T, U, both, setting.blank))
-    if not inserted:
-        return loss, None, Saved((block,))
-    insertions = torch.empty((B, S), dtype=dtype, device=device)
-    plan.insertions((B, 1), (input_lengths, target_lengths, block, insertions), (*strides[2:], B, T, U))
-    return loss, insertions, Saved((block, insertions))
-
-
-def backward(
-    grad: Tensor, batch: Batch, saved: Saved, request: Request, *, needs_logits: bool, needs_penalty: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """See starseq.op."""
-    logits, targets, input_lengths, target_lengths, log_penalty = batch
-    setting, batch_first, reduction = request.setting, request.batch_first, request.reduction
-    form = form_of(setting.criterion, setting.merge_repeats, log_penalty is not None)
-    B, T, V = by_utterance(logits.shape, batch_first)
-    if form is None or B * T == 0:
-        return separate.backward(grad, batch, saved, request, needs_logits=needs_logits, needs_penalty=needs_penalty)
-    for_logits = for_penalty = None
-    if needs_logits:
-        for_logits = torch.empty_like(logits)
-        stride_b, stride_t, stride_v = strides = by_utterance(logits.stride(), batch_first)
-        out_b, out_t, out_v = out_strides = by_utterance(for_logits.stride(), batch_first)
-        U = targets.shape[1]
-        S = 2 * U + 1 if form.merging else U + 1
-        launch = _gradient_plan(
-            form, setting.normalized, logits.dtype, V, S, stride_v, out_v, strides == out_strides, reduction
-        )
-        weights, weights_strides = _weights(log_penalty, logits)
-        launch(
-            (B * T, 1), (logits, grad, targets, input_lengths, target_lengths, weights, saved.tensors[0], for_logits),
-            (stride_b, stride_t, out_b, out_t, *targets.stride(), *input_lengths.stride(), *target_lengths.stride(),
-             *weights_strides, *(grad.stride() or (0,)), B, T, V, U, setting.blank),
-        )  # fmt: skip
-    if needs_penalty:
-        each = for_each(grad, target_lengths, reduction)
-        for_penalty = separate.penalty_gradient(each, saved.tensors[1], log_penalty)
-    return for_logits, for_penalty
+    return plan, block, strides
 
 
 def _weights(log_penalty: Tensor | None, anything: Tensor) -> tuple[Tensor, Sequence[int]]:

@@ -26,9 +26,13 @@ class Known(NamedTuple):
 
 
 @jit
-def layout(batch: Any, frames: Any, states: Any, columns: Any, merging: Any, stars: Any) -> Any:
+def layout(size: Any) -> Any:
     """Where the parts of a batch's memory end, in float64 numbers: log_z, stats, weight, share, whole numbers, scaled, tokens,
-    what enters, what is left out, skip. The sums of both directions follow. See parts."""
+    what enters, what is left out, skip. The sums of both directions follow. See parts.
+
+    size: (utterances, frames, states, `most_columns`, whether graphs are merging, whether there are stars).
+    """
+    batch, frames, states, columns, merging, stars = size
     log_z = batch
     stats = log_z + 3 * batch * frames
     weight = stats + (batch * states if stars else 0)
@@ -43,17 +47,15 @@ def layout(batch: Any, frames: Any, states: Any, columns: Any, merging: Any, sta
 
 
 @jit_outer  # not `jit`: arrays that are returned must be counted, or they are freed twice
-def parts(memory: Any, batch: Any, frames: Any, states: Any, count: Any, merging: Any, stars: Any) -> Any:
+def parts(memory: Any, size: Any) -> Any:
     """What is known of a batch, and its sums, all in one block of memory: an array more is a microsecond more at each call.
-    count: `most_columns`.
 
     The sums are log_z (B,), stats (3, B, T), and those of both directions (B, T+1, S), of which the last may be missing. Of an
     utterance summed with logarithms, stats[0] is the norm, and the sums are logarithms; of others stats are the tops, the
     inverses and the factors of emissions.linear_numba and lattice.scaled_numba.
     """
-    log_z, stats, weight, share, whole, scaled, token, _, left_out, skip = layout(
-        batch, frames, states, count, merging, stars
-    )
+    batch, frames, states, count, merging, stars = size
+    log_z, stats, weight, share, whole, scaled, token, _, left_out, skip = layout(size)
     starred = batch if stars else 0
     numbers, places = memory[share:whole].view(np.int64), memory[scaled:left_out].view(np.uint32)
     first, arcs = 2 * (token - scaled), 2 * batch * states
@@ -63,7 +65,6 @@ def parts(memory: Any, batch: Any, frames: Any, states: Any, count: Any, merging
         numbers[batch : 2 * batch],
         AS_ENTERED if merging else BLANK,
         places[first : first + arcs].reshape((2, batch, states)),
-        places[:0].reshape((2, 0, states)),
         places[first + arcs :].reshape((2, starred, states)),
         memory[stats:weight].reshape((starred, states)),
         memory[weight:share].reshape((starred, states)),
@@ -74,21 +75,20 @@ def parts(memory: Any, batch: Any, frames: Any, states: Any, count: Any, merging
         memory[left_out:skip].view(np.bool_)[: skips * states].reshape((skips, states)),
         memory[whole:scaled].view(np.bool_)[:batch],
     )  # fmt: skip
-    sums, size = memory[skip:], batch * (frames + 1) * states
-    both = batch if sums.size > size else 0
+    sums, one = memory[skip:], batch * (frames + 1) * states
+    both = batch if sums.size > one else 0
     return known, (
         memory[:log_z],
         memory[log_z:stats].reshape((3, batch, frames)),
-        sums[:size].reshape((batch, frames + 1, states)),
-        sums[size:].reshape((both, frames + 1, states)),
+        sums[:one].reshape((batch, frames + 1, states)),
+        sums[one:].reshape((both, frames + 1, states)),
     )
 
 
 @jit
-def _good(
-    b: Any, targets: Any, input_lengths: Any, target_lengths: Any, weights: Any, frames: Any, vocabulary: Any, blank: Any
-) -> Any:  # fmt: skip
-    """Whether `check_values` has nothing to say of utterance b. weights: log_penalty, or (0, 0)."""
+def _good(b: Any, labels: Any, frames: Any, vocabulary: Any, blank: Any) -> Any:
+    """Whether `check_values` has nothing to say of utterance b. labels: as in `prepare`."""
+    targets, input_lengths, target_lengths, weights = labels
     n = target_lengths[b]
     if input_lengths[b] < 0 or input_lengths[b] > frames or n < 0 or n > targets.shape[1]:
         return False
@@ -103,13 +103,11 @@ def _good(
 
 
 @jit
-def _know(
-    b: Any, targets: Any, target_lengths: Any, weights: Any, blank: Any, enter: Any, left_out: Any, place: Any,
-    known: Any,
-) -> None:  # fmt: skip
-    """Fills in what is known of utterance b: its graph, as `form` describes it. For scratch: enter, left_out, (S,); place, as in
-    find_columns."""
-    merging, labels = known.skip.size > 0, targets.shape[1]
+def _describe(b: Any, labels: Any, blank: Any, enter: Any, left_out: Any, place: Any, known: Any) -> None:
+    """Fills in what is known of utterance b: its graph, as criteria.Form describes it. For scratch: enter, left_out, (S,); place,
+    as in find_columns."""
+    targets, _, target_lengths, weights = labels
+    merging, width = known.skip.size > 0, targets.shape[1]
     known.num_states[b] = (2 * target_lengths[b] if merging else target_lengths[b]) + 1
     known.scaled[b] = False  # until it is
     if merging:
@@ -117,7 +115,7 @@ def _know(
         known.skip[b, :2] = False
     else:
         enter[0] = NONE
-    for u in range(labels):
+    for u in range(width):
         label = NONE if targets[b, u] == blank else targets[b, u]  # as a label it is impossible
         if merging:
             enter[2 * u + 1], enter[2 * u + 2] = label, blank
@@ -126,10 +124,10 @@ def _know(
         else:
             enter[u + 1] = label
     for s in range(enter.size if weights.size else 0):
-        closed = s < labels and weights[b, s + 1] == -np.inf
-        left_out[s] = NONE if s == labels or closed else targets[b, s]
+        closed = s < width and weights[b, s + 1] == -np.inf
+        left_out[s] = NONE if s == width or closed else targets[b, s]
     find_columns(
-        b, enter, enter if merging else enter[:0], left_out if weights.size else left_out[:0],
+        b, enter, left_out if weights.size else left_out[:0],
         weights[b] if weights.size else weights.reshape(-1), known.num_states[b], blank, place, known.columns,
     )  # fmt: skip
 
@@ -141,27 +139,25 @@ def scaled_of(memory: Any, batch: int, ends: tuple[int, ...]) -> Any:
 
 @jit_outer
 def prepare(
-    begin: Any, end: Any, frames: Any, vocabulary: Any, targets: Any, lengths: Any, target_lengths: Any, weights: Any,
-    count: Any, blank: Any, merging: Any, validate: Any, memory: Any,
-) -> Any:  # fmt: skip
+    begin: Any, end: Any, vocabulary: Any, size: Any, labels: Any, blank: Any, validate: Any, memory: Any
+) -> Any:
     """The parts of a batch's memory, what is known of utterances begin..end-1 filled in. Raises ValueError if a value is bad, and
-    that matters."""
+    that matters. labels: targets, input_lengths, target_lengths, and log_penalty or (0, 0)."""
+    _, frames, states, _, _, _ = size
     if validate:
         for b in range(begin, end):
-            if not _good(b, targets, lengths, target_lengths, weights, frames, vocabulary, blank):
+            if not _good(b, labels, frames, vocabulary, blank):
                 raise ValueError("a length, a label or a penalty is out of range")
-    batch, labels = targets.shape
-    states = 2 * labels + 1 if merging else labels + 1
-    known, sums = parts(memory, batch, frames, states, count, merging, weights.size > 0)
+    known, sums = parts(memory, size)
     enter, left_out, place = np.empty(states, np.int64), np.empty(states, np.int64), np.full(vocabulary, -1, np.int32)
     for b in range(begin, end):
-        _know(b, targets, target_lengths, weights, blank, enter, left_out, place, known)
+        _describe(b, labels, blank, enter, left_out, place, known)
     return known, sums
 
 
 @jit
 def reduce_losses(log_z: Any, target_lengths: Any, reduction: Any, zero_infinity: Any, out: Any) -> None:
-    """As reduction.reduce. It is called from Python, too."""
+    """As reduction.reduce, into `out`. It is called from Python, too."""
     whole = 0.0
     for b in range(log_z.size):
         loss = 0.0 if zero_infinity and log_z[b] == -np.inf else -log_z[b]

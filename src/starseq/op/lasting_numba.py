@@ -22,92 +22,70 @@ from starseq.lattice.elementary_numba import jit, jit_outer
 from starseq.lattice.lasting_numba import PADDED, Posteriors, Rows, room, room_needed
 from starseq.lattice.lasting_numba import backward as sum_back
 from starseq.lattice.lasting_numba import forward as sum_up
-from starseq.op import separate
 from starseq.op.known_numba import REDUCTIONS, reduce_losses
-from starseq.op.reduction import for_each
-from starseq.op.setting import Batch, Request, Saved, by_utterance, loss_dtype, turned
+from starseq.op.options import Batch, Options, Saved, by_utterance, loss_dtype, turned
+from starseq.op.readable import label_graph
+from starseq.op.reduction import Ahead, for_each, multiply
 
 
-def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Saved]:
+def forward(batch: Batch, options: Options) -> tuple[Tensor, Tensor | None, Saved]:
     """See starseq.op."""
     logits, targets, input_lengths, target_lengths, log_penalty = batch
     assert log_penalty is not None
-    B, T, V = shape = by_utterance(logits.shape, request.batch_first)
-    if request.validate:
-        check_values(targets, input_lengths, target_lengths, log_penalty, torch.Size(shape), request.setting.blank)
-    gradient = gradient_like(logits) if request.differentiable else None
-    flat, *strides = rows_of(logits)
-    out, *out_strides = (flat[:0], 0, 0) if gradient is None else rows_of(gradient)
+    B, T, V = shape = by_utterance(logits.shape, options.batch_first)
+    if options.validate:
+        check_values(targets, input_lengths, target_lengths, log_penalty, torch.Size(shape), options.blank)
+    gradient = gradient_like(logits) if options.differentiable else None
+    x = rows_of(logits, options.batch_first)
+    out = (x[0][:0], 0, 0) if gradient is None else rows_of(gradient, options.batch_first)
     lengths = _array(target_lengths, np.int64)
-    each = for_each(torch.ones(B if request.reduction == "none" else ()), target_lengths, request.reduction)
-    log_z, inserted = np.empty(B), np.zeros((B, targets.shape[1] + 1) if request.inserted else (0, 0))
+    each = for_each(torch.ones(B if options.reduction == "none" else ()), target_lengths, options)
+    log_z = np.empty(B)
+    inserted = np.zeros((B, targets.shape[1] + 1) if options.inserted else (0, 0))
+    labels = (
+        _array(targets, np.int64),
+        _array(input_lengths, np.int64),
+        lengths,
+        _array(log_penalty.detach(), np.float64),
+    )
     threads.run(
-        _utterances, B, B * T * (V + 8 * min(V, DENSE) * (1 + targets.shape[1])), flat,
-        *by_utterance(strides, request.batch_first), out, *by_utterance(out_strides, request.batch_first), T, V,
-        _array(targets, np.int64), _array(input_lengths, np.int64), lengths, _array(log_penalty.detach(), np.float64),
-        request.setting.blank, request.setting.normalized, _array(each, np.float64), log_z, inserted,
+        _utterances, B, B * T * (V + 8 * min(V, DENSE) * (1 + targets.shape[1])), x, out, (T, V), labels, options.blank,
+        options.normalized, _array(each, np.float64), log_z, inserted,
     )  # fmt: skip
     for b in np.isnan(log_z).nonzero()[0].tolist():
-        _by_torch(b, batch, request, float(each[b]), log_z, inserted, gradient)
-    loss = torch.empty(B if request.reduction == "none" else (), dtype=loss_dtype(logits))
-    reduce_losses(log_z, lengths, REDUCTIONS[request.reduction], request.zero_infinity, loss.numpy().reshape(-1))
-    insertions = torch.from_numpy(inserted).to(loss.dtype) if request.inserted else None
-    return loss, insertions, Saved(() if insertions is None else (insertions,), _Ahead(gradient))
-
-
-class _Ahead:
-    """The gradient by a loss whose own is 1. It is given away: a second backward pass, which is rare, computes forward again."""
-
-    def __init__(self, gradient: Tensor | None) -> None:
-        self._gradient = gradient
-
-    def take(self) -> Tensor | None:
-        gradient, self._gradient = self._gradient, None
-        return gradient
+        _by_torch(b, batch, options, float(each[b]), log_z, inserted, gradient)
+    loss = torch.empty(B if options.reduction == "none" else (), dtype=loss_dtype(logits))
+    reduce_losses(log_z, lengths, REDUCTIONS[options.reduction], options.zero_infinity, loss.numpy().reshape(-1))
+    return loss, torch.from_numpy(inserted).to(loss.dtype) if options.inserted else None, Saved((), Ahead(gradient))
 
 
 _LEAST = 1e-18  # a smaller weight of an open gap is a matter for lasting_torch
 
 
-def backward(
-    grad: Tensor, batch: Batch, saved: Saved, request: Request, *, needs_logits: bool, needs_penalty: bool
-) -> tuple[Tensor | None, Tensor | None]:
+def backward(grad: Tensor, batch: Batch, saved: Saved, options: Options) -> Tensor:
     """See starseq.op."""
-    for_logits = for_penalty = None
-    if needs_logits:
-        for_logits = saved.other.take()
-        if for_logits is None:
-            for_logits = forward(batch, request)[-1].other.take()
-        factor = grad if request.reduction != "none" else grad.view((-1, 1, 1) if request.batch_first else (-1, 1))
-        if bool(grad.isfinite().all()):
-            if request.reduction == "none" or grad.item() != 1:
-                for_logits *= factor
-        else:  # where an utterance has no gradient it has none by such a loss either
-            for_logits = torch.where(for_logits == 0, for_logits, for_logits * factor)
-        for_logits = for_logits.to(batch[0].dtype)
-    if needs_penalty:
-        each = for_each(grad, batch[3], request.reduction)
-        for_penalty = separate.penalty_gradient(each, saved.tensors[0], batch[4])
-    return for_logits, for_penalty
+    gradient = saved.other.take()
+    if gradient is None:
+        gradient = forward(batch, options)[-1].other.take()
+    return multiply(gradient, grad, options).to(batch[0].dtype)
 
 
 def _by_torch(
-    b: int, batch: Batch, request: Request, grad: float, log_z: Any, inserted: Any, gradient: Tensor | None
+    b: int, batch: Batch, options: Options, grad: float, log_z: Any, inserted: Any, gradient: Tensor | None
 ) -> None:
     """An utterance whose numbers are too far apart for sums without logarithms."""
     logits, targets, input_lengths, target_lengths, log_penalty = batch
-    setting, T, U = request.setting, int(input_lengths[b]), int(target_lengths[b])
+    T, U = int(input_lengths[b]), int(target_lengths[b])
     assert log_penalty is not None
-    x, _ = log_scores(turned(logits, request.batch_first)[b, None, :T], input_lengths[b, None], setting.normalized)
-    one = targets[b, None, :U], target_lengths[b, None], log_penalty[b, None, : U + 1]
-    gaps = gaps_of(separate.label_graph(setting.criterion, *one, setting.merge_repeats, setting.blank))
-    log_z_of_one, posteriors, begun = lasting_torch.posteriors(x, gaps, input_lengths[b, None])
+    x, _ = log_scores(turned(logits, options.batch_first)[b, None, :T], input_lengths[b, None], options.normalized)
+    one = (x, targets[b, None, :U], input_lengths[b, None], target_lengths[b, None], log_penalty[b, None, : U + 1])
+    log_z_of_one, posteriors, begun = lasting_torch.posteriors(x, gaps_of(label_graph(one, options)), one[2])
     log_z[b] = log_z_of_one[0]
     if inserted.size:
         inserted[b, : U + 1] = begun[0]
     if gradient is not None:
-        result = x.exp() * setting.normalized - posteriors if log_z[b] > -math.inf else torch.zeros_like(x)
-        turned(gradient, request.batch_first)[b, :T] = grad * (result if log_z[b] == log_z[b] else math.nan)
+        result = x.exp() * options.normalized - posteriors if log_z[b] > -math.inf else torch.zeros_like(x)
+        turned(gradient, options.batch_first)[b, :T] = grad * (result if log_z[b] == log_z[b] else math.nan)
 
 
 def _array(x: Tensor, dtype: Any) -> Any:
@@ -116,11 +94,13 @@ def _array(x: Tensor, dtype: Any) -> Any:
 
 @jit_outer
 def _utterances(
-    begin: Any, end: Any, flat: Any, stride_b: Any, stride_t: Any, out: Any, out_b: Any, out_t: Any, most: Any,
-    vocabulary: Any, targets: Any, lengths: Any, target_lengths: Any, weights: Any, blank: Any, normalized: Any, grads: Any,
-    log_z: Any, inserted: Any,
+    begin: Any, end: Any, x: Any, gradient: Any, size: Any, labels_of_all: Any, blank: Any, normalized: Any, grads: Any, log_z: Any,
+    inserted: Any,
 ) -> None:  # fmt: skip
-    """log_z is NaN where nothing can be said. out: empty, or the gradient in the logits' order."""
+    """log_z is NaN where nothing can be said. x, gradient: as `rows_of` gives them; the second may be empty. size: (T, V).
+    labels_of_all: targets, input_lengths, target_lengths, log_penalty."""
+    (flat, stride_b, stride_t), (out, out_b, out_t), (most, vocabulary) = x, gradient, size
+    targets, lengths, target_lengths, weights = labels_of_all
     place, like = np.full(vocabulary, -1, np.int64), np.empty(0, flat.dtype)
     wide, narrow = np.empty(0), np.empty(0, flat.dtype)
     rest = out if out.size else np.empty(most * vocabulary, flat.dtype)

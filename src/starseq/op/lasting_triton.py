@@ -12,37 +12,37 @@ from starseq.lattice.lasting_triton import CHUNK, chunk_posteriors, rows_of
 from starseq.lattice.lasting_triton import backward as sums_back
 from starseq.lattice.lasting_triton import forward as sums
 from starseq.lattice.launch_triton import launch_of
-from starseq.op import separate
+from starseq.op import readable
+from starseq.op.options import Batch, Options, Saved, by_utterance, loss_dtype
 from starseq.op.reduction import for_each, reduce
-from starseq.op.setting import Batch, Request, Saved, by_utterance, loss_dtype
 
 _STATES = 65_536
 """Of a program, in registers; of more they go by."""
 
 
-def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Saved]:
+def forward(batch: Batch, options: Options) -> tuple[Tensor, Tensor | None, Saved]:
     """See starseq.op."""
     logits, targets, input_lengths, target_lengths, log_penalty = batch
-    B, T, V = by_utterance(logits.shape, request.batch_first)
-    R, blank = targets.shape[1] + 1, request.setting.blank
+    B, T, V = by_utterance(logits.shape, options.batch_first)
+    R, blank = targets.shape[1] + 1, options.blank
     rows, row_block = max(triton.next_power_of_2(R), 16), triton.next_power_of_2(V)
     tokens = min(row_block, max(_STATES // rows, 1))
-    if B * T == 0 or row_block > 2**17 or request.inserted:
-        return separate.forward(batch, request._replace(setting=request.setting._replace(backend="torch")))
+    if B * T == 0 or row_block > 2**17 or options.inserted:
+        return readable.forward(batch, options)
     assert log_penalty is not None
-    if request.validate:
+    if options.validate:
         check_values(targets, input_lengths, target_lengths, log_penalty, torch.Size((B, T, V)), blank)
     exact, device = logits.dtype == torch.float64, logits.device
     dtype = torch.float64 if exact else torch.float32
     norm = torch.empty(B, T, dtype=torch.float64, device=device)
     P = torch.empty(B, T, V, dtype=dtype, device=device)
-    strides = by_utterance(logits.stride(), request.batch_first)
+    strides = by_utterance(logits.stride(), options.batch_first)
     lengths, counts = input_lengths.contiguous(), target_lengths.contiguous()
     stride_b, stride_t, stride_v = strides
     launch_of(_probabilities, (stride_v, exact, row_block), min(max(row_block // 256, 1), 16))(
         (B * T, 1), (logits, lengths, norm, P), (stride_b, stride_t, T, V)
     )
-    both, chunks = request.differentiable, (T + CHUNK - 1) // CHUNK
+    both, chunks = options.differentiable, (T + CHUNK - 1) // CHUNK
     row = torch.empty(B, T, 3, R, dtype=dtype, device=device)
     number = torch.empty(B, T + 1, 3, R, dtype=torch.float64, device=device)
     power = torch.empty(1 + both, B, T + 1, R, dtype=torch.int32, device=device)
@@ -60,38 +60,34 @@ def forward(batch: Batch, request: Request) -> tuple[Tensor, Tensor | None, Save
         (stride_b, stride_t, *targets.stride(), *log_penalty.stride(), B, T, V, R, chunks, blank),
     )  # fmt: skip
     log_z = z.log() + z_power.double() * 0.6931471805599453
-    if not request.setting.normalized:
+    if not options.normalized:
         inside = torch.arange(T, device=device) < lengths[:, None]
         log_z = log_z + norm.masked_fill(~inside, 0).sum(dim=1)
-    loss = reduce(-log_z.to(loss_dtype(logits)), target_lengths, request.reduction, request.zero_infinity)
+    loss = reduce(-log_z.to(loss_dtype(logits)), target_lengths, options)
     saved = (norm, P, row, number, power, kept, back_row, back_number, z, z_power) if both else ()
-    return loss, None, Saved(saved, "fast")
+    return loss, None, Saved(saved)
 
 
-def backward(
-    grad: Tensor, batch: Batch, saved: Saved, request: Request, *, needs_logits: bool, needs_penalty: bool
-) -> tuple[Tensor | None, Tensor | None]:
+def backward(grad: Tensor, batch: Batch, saved: Saved, options: Options) -> Tensor:
     """See starseq.op."""
-    if saved.other != "fast":
-        return separate.backward(grad, batch, saved, request, needs_logits=needs_logits, needs_penalty=needs_penalty)
-    if not needs_logits:
-        return None, None
+    if saved.other is not None:
+        return readable.backward(grad, batch, saved, options)
     logits, targets, input_lengths, target_lengths, log_penalty = batch
     assert log_penalty is not None
-    B, T, V = by_utterance(logits.shape, request.batch_first)
+    B, T, V = by_utterance(logits.shape, options.batch_first)
     _, P, row, number, power, kept, back_row, back_number, z, z_power = saved.tensors
     R, result = targets.shape[1] + 1, torch.empty_like(logits)
-    each = for_each(grad, target_lengths, request.reduction).to(torch.float64).contiguous()
+    each = for_each(grad, target_lengths, options).to(torch.float64).contiguous()
     exact, chunks = logits.dtype == torch.float64, kept.shape[2]
-    stride_b, stride_t, stride_v = by_utterance(result.stride(), request.batch_first)
-    constants = (stride_v, request.setting.normalized, log_penalty.stride(1) != 0, CHUNK, _TOKENS, _ROWS, exact)
+    stride_b, stride_t, stride_v = by_utterance(result.stride(), options.batch_first)
+    constants = (stride_v, options.normalized, log_penalty.stride(1) != 0, CHUNK, _TOKENS, _ROWS, exact)
     launch_of(_gradient, constants, 4)(
         (triton.cdiv(V, _TOKENS) * chunks, B),
         (each, result, P, targets, input_lengths.contiguous(), target_lengths.contiguous(), log_penalty, row, number, power, kept,
          back_row, back_number, z, z_power),
-        (stride_b, stride_t, *targets.stride(), *log_penalty.stride(), B, T, V, R, chunks, request.setting.blank),
+        (stride_b, stride_t, *targets.stride(), *log_penalty.stride(), B, T, V, R, chunks, options.blank),
     )  # fmt: skip
-    return result, None
+    return result
 
 
 def _warps(states: int) -> int:

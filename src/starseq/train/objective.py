@@ -54,7 +54,7 @@ class Objective:
         backend: str = "auto",
         precision: str = "32",
     ) -> None:
-        self.star = criteria.has_star(criterion)
+        self.star = criteria.form(criterion).stars
         self.penalty, self.precision = penalty, precision
         self._loss: Callable[..., Any] = getattr(loss, f"{criterion}_loss")
         self._options: dict[str, Any] = {"reduction": "none", "batch_first": True, "backend": backend}

@@ -8,39 +8,40 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from starseq import criteria
+from starseq.criteria.graph import Form
+
 Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
 """logits (B, T, V), targets (B, U), input_lengths (B,), target_lengths (B,) int64, log_penalty (B, U+1) or None: no stars.
 
-In a `Request` without `batch_first` the logits are (T, B, V).
+Without `batch_first` among the options the logits are (T, B, V).
 """
 
 
-class Setting(NamedTuple):
-    """What holds for all utterances. criterion: a file of criteria/. merge_repeats: of a criterion with stars; others have
-    no choice."""
+class Options(NamedTuple):
+    """What is wanted of one batch: from the public functions to the kernels it is this object.
 
-    criterion: str
-    merge_repeats: bool
-    blank: int
-    normalized: bool
-    backend: str
-
-
-class Request(NamedTuple):
-    """What is wanted of one batch.
-
-    batch_first: its logits are (B, T, V), else (T, B, V). validate: check values first, and raise what
-    `starseq.arguments.check_values` raises. inserted: insertions, (B, U+1), are wanted (by the caller, or for the penalty's
-    gradient). differentiable: backward may follow. reduction, zero_infinity: as in `reduction.reduce`.
+    criterion, merge_repeats: a file of criteria/, and which of its forms. inserted: whether insertions, (B, U+1), are wanted, by
+    the caller or for the penalty's gradient. differentiable: whether the logits' gradient may be asked for. The others are those of
+    `starseq.stc_loss`; the ways are told a backend by its name, never "auto".
     """
 
-    setting: Setting
-    batch_first: bool
-    validate: bool
-    inserted: bool
-    differentiable: bool
-    reduction: str
-    zero_infinity: bool
+    criterion: str
+    merge_repeats: bool = True
+    blank: int = 0
+    reduction: str = "mean"
+    zero_infinity: bool = False
+    batch_first: bool = False
+    normalized: bool = True
+    max_target_length: int | None = None
+    validate: bool = False
+    backend: str = "auto"
+    inserted: bool = False
+    differentiable: bool = False
+
+    @property
+    def form(self) -> Form:
+        return criteria.form(self.criterion, self.merge_repeats)
 
 
 class Saved(NamedTuple):
