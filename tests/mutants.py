@@ -3,8 +3,8 @@
     python tests/mutants.py            all of them, two at a time; exits 1 if one survives, or does not apply any more
     python tests/mutants.py numba      those whose name contains "numba"
 
-Each mutation is applied to a copy of src/ and tests/ with a numba cache of its own, as numba sees no change in an
-inlined file.
+First all tests that are used run without a mutation. Then each mutation is applied to one of two copies of src/ and tests/, and
+taken back. One of compiled code has a numba cache of its own, as numba sees no change in an inlined file.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
@@ -52,7 +53,7 @@ BEHAVIOUR, LADDER = "tests/test_loss_behaviour.py", "tests/test_loss_ladder.py"
 
 LASTING, LASTING_NUMBA = "tests/test_loss_lasting.py -k 'vectors and torch-float64'", "lattice/lasting_numba.py"
 LASTING_TORCH, LASTING_TRITON = "lattice/lasting_torch.py", "lattice/lasting_triton.py"
-INTERPRETED = "tests/test_triton_interpreted.py -k lasting_in_the_interpreter"
+INTERPRETED = "tests/test_triton_interpreted.py -k 'vectors and stc_merged'"
 DEAD = "tests/op/test_lasting_numba.py"
 ALIGN_LASTING = "tests/decode/test_align_lasting.py"
 
@@ -91,17 +92,17 @@ MUTANTS = [
            "return ALIVE / min(most, 1e2) ** 3", "return 1.0 + 0 * ALIVE / most", DEAD),
     Mutant("lasting, numba: nobody tells the gradient of pairs", "emissions/slots_numba.py",
            "factor = one - two * y", "factor = one - 0.0 * two * y", DEAD),
-    Mutant("lasting: the gradient is laid out as the logits", "op/compiled.py",
-           "logits.new_empty(logits.shape, dtype=dtype) if", "torch.empty_like(logits, dtype=dtype) if",
-           "tests/test_loss_compile.py -k 'custom_operators and -stc'"),
+    Mutant("compiled: the gradient is laid out as the logits", "op/compiled.py",
+           "batch, saved, options).contiguous()", "batch, saved, options)",
+           "tests/test_loss_compile.py -k 'custom_operators and numba and -stc'"),
     Mutant("lasting, triton: the label's own token begins right after it", LASTING_TRITON,
            "without[None, :], begun[None, :])", "begun[None, :], begun[None, :])", INTERPRETED),
     Mutant("lasting, triton: equal labels need no frame between", LASTING_TRITON,
            "leaves = others + tl.where(differs, own, 0.0)", "leaves = others + own", INTERPRETED),
-    Mutant("lasting: the softmax has no gradient", "op/lasting.py",
-           "x.exp() - posteriors if setting.normalized else", "-posteriors if setting.normalized else", LASTING),
-    Mutant("lasting: insertions without a gradient are not made", "op/lasting.py",
-           "backward=differentiable or inserted", "backward=differentiable",
+    Mutant("lasting: the softmax has no gradient", "op/readable.py",
+           "x.exp() - posteriors if options.normalized else", "-posteriors if options.normalized else", LASTING),
+    Mutant("lasting: insertions without a gradient are not made", "op/readable.py",
+           "both = options.differentiable or options.inserted", "both = options.differentiable",
            "tests/test_loss_lasting.py -k 'without_a_gradient and torch'"),
     Mutant("lasting: a filling for every frame", "decode/align.py",
            "begins=place != torch.nn.functional.pad(place, (1, 0), value=NONE)[:, :-1]", "begins=place != NONE",
@@ -122,7 +123,7 @@ MUTANTS = [
            "left_out[:, :-1:2] = wide", "left_out[:0, :-1:2] = wide", LASTING),
     Mutant("criterion: repeats are merged whatever is said", "criteria/stc.py",
            "    if merge_repeats:\n", "    if True:\n", TORCH),
-    Mutant("runs: all are read with repeats merged", "config.py",
+    Mutant("runs: all are read with repeats merged", "config/schema.py",
            'self.criterion.settings.get("merge_repeats", True)', "True", "tests/test_config.py -k how_its_runs"),
     # lambda dropped
     Mutant("torch: no lambda on the first state's star", EMIT_TORCH,
@@ -190,7 +191,7 @@ MUTANTS = [
     Mutant("numba: CTC joins repeats", KNOWN_NUMBA,
            "u > 0 and targets[b, u] != targets[b, u - 1]", "u > 0", vectors("numba-float64", "ctc:")),
     Mutant("numba: closed gaps leave a label out", KNOWN_NUMBA,
-           "NONE if s == labels or closed else targets[b, s]", "NONE if s == labels else targets[b, s]",
+           "NONE if s == width or closed else targets[b, s]", "NONE if s == width else targets[b, s]",
            "tests/test_loss_star.py -k 'closed_gaps and numba'"),
     Mutant("criterion: CTC must end in a blank", "criteria/ctc.py",
            "ends=2", "ends=1", vectors("torch-float64", "ctc:")),
@@ -232,13 +233,22 @@ MUTANTS = [
            "tests/lattice/test_lanes.py -k contiguous"),
     Mutant("fused: both ways are compiled at once", FUSED_NUMBA, "(_gradient, not scaled.all())", "(_gradient, True)",
            "tests/op/test_fused_numba.py -k logarithms"),
-    Mutant("ahead: the loss's own gradient is left out", FUSED_NUMBA, "gradient *= factor", "gradient *= 1",
+    Mutant("ahead: the loss's own gradient is left out", "op/reduction.py", "gradient *= grad\n", "gradient *= 1\n",
            "tests/op/test_fused_numba.py -k ahead"),
-    Mutant("ahead: the losses' own gradients are left out", FUSED_NUMBA, "gradient *= grad.view(", "gradient * grad.view(",
+    Mutant("ahead: the losses' own gradients are left out", "op/reduction.py", "gradient *= grad.view(", "gradient * grad.view(",
            "tests/op/test_fused_numba.py -k ahead"),
-    Mutant("ahead: infinity times nothing", FUSED_NUMBA, "not math.isfinite(factor)", "False",
+    Mutant("ahead: infinity times nothing", "op/reduction.py", "if not bool(grad.isfinite().all()):", "if False:",
            "tests/op/test_fused_numba.py -k whatever"),
-    Mutant("ahead: what is given away is kept", FUSED_NUMBA,
+    Mutant("compiled: infinity times nothing", "op/reduction.py", "torch.where(gradient == 0, gradient,",
+           "torch.where(gradient != gradient, gradient,",
+           "tests/test_loss_compile.py -k may_be_infinite"),
+    Mutant("few large utterances: a frame that is no good is forgotten", FUSED_NUMBA,
+           "            well[b] = False", "            well[b] = True",
+           "tests/op/test_fused_numba.py -k split_by_frames"),
+    Mutant("declared: published STC has no stars", "criteria/stc.py",
+           "FORM_OF_KEPT_REPEATS = Form(merging=False, stars=True)", "FORM_OF_KEPT_REPEATS = Form(merging=False, stars=False)",
+           "tests/criteria/test_graphs.py -k form"),
+    Mutant("ahead: what is given away is kept", "op/reduction.py",
            "gradient, self._gradient = self._gradient, None", "gradient = self._gradient",
            "tests/op/test_fused_numba.py -k ahead"),
     Mutant("zero_infinity zeroes nothing", "op/reduction.py", "losses == torch.inf", "losses == -torch.inf",
@@ -266,8 +276,8 @@ MUTANTS = [
     Mutant("scaled: frames past the length get a gradient", FUSED_NUMBA, "else max(t, min(stop, lengths[b]))",
            "else stop", numerics("numba-float32", "padding")),
     # insertions and penalty
-    Mutant("the penalty's gradient has the wrong sign", "op/separate.py",
-           "(-insertions * each[:, None])", "(insertions * each[:, None])", f"{LADDER} -k 'gradcheck_stc and numba'"),
+    Mutant("the penalty's gradient has the wrong sign", "op/__init__.py",
+           "(-insertions * for_each(", "(insertions * for_each(", f"{LADDER} -k 'gradcheck_stc and numba'"),
     Mutant("the schedule moves at double speed", "penalty/__init__.py",
            '"""One optimiser step is done."""\n        self.step += 1', '"""One optimiser step is done."""\n        self.step += 2',
            PENALTY),
@@ -372,6 +382,17 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+def problem_of(mutant: Mutant, root: Path = ROOT) -> str:
+    """Why a mutation does not apply any more; empty if it does."""
+    path, tests = root / "src" / "starseq" / mutant.file, root / shlex.split(mutant.tests)[0]
+    if not path.exists():
+        return f"there is no {mutant.file}"
+    if not tests.exists():
+        return f"there is no {tests.name}"
+    count = path.read_text().count(mutant.old)
+    return "" if count == 1 else f"its old text occurs {count} times in {mutant.file}"
+
+
 def copy_of(root: Path, copy: Path) -> Path:
     """The code and its tests, without what is compiled."""
     for name in ("src", "tests"):
@@ -380,42 +401,86 @@ def copy_of(root: Path, copy: Path) -> Path:
     return copy
 
 
-def survives(mutant: Mutant, healthy: Path) -> tuple[bool, str]:
-    """Whether its tests pass on a mutated copy of the code; and pytest's last lines."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = copy_of(healthy, Path(folder))
-        path = copy / "src" / "starseq" / mutant.file
-        text = path.read_text()
-        if text.count(mutant.old) != 1:
-            return True, f"does not apply: its old text occurs {text.count(mutant.old)} times in {mutant.file}"
-        path.write_text(text.replace(mutant.old, mutant.new))
-        code, line = pytest(mutant.tests, copy)
+def survives(mutant: Mutant, place: Path) -> tuple[bool, str]:
+    """Whether its tests pass on the mutated copy of the code; and pytest's last lines.
+
+    What numba compiled before serves all but the mutants of compiled code, which have a cache of their own.
+    """
+    path = place / "src" / "starseq" / mutant.file
+    text, stat = path.read_text(), path.stat()
+    path.write_text(text.replace(mutant.old, mutant.new))
+    try:
+        with tempfile.TemporaryDirectory() as fresh:
+            cache = Path(fresh) if mutant.file.endswith("_numba.py") else place / "cache"
+            code, line = pytest(mutant.tests, is_triton(mutant), place, cache)
+    finally:
+        path.write_text(text)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # or the cache would be out of date
     return code != 1, line  # 1 is tests that failed; others are none selected, or a crash in collecting them
 
 
-def pytest(tests: str, folder: Path) -> tuple[int, str]:
+def is_triton(mutant: Mutant) -> bool:
+    """Such tests run in Triton's interpreter, at once and not by another process."""
+    return mutant.file.endswith("_triton.py")
+
+
+def pytest(tests: str, interpreted: bool, place: Path, cache: Path) -> tuple[int, str]:
     """Its exit code, and what it says: the first test that failed, and the counts."""
-    variables = {"PYTHONPATH": str(folder / "src"), "NUMBA_CACHE_DIR": str(folder / "cache")}
+    variables = {"PYTHONPATH": str(place / "src"), "NUMBA_CACHE_DIR": str(cache)}
+    if interpreted:
+        variables["TRITON_INTERPRET"] = "1"
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *shlex.split(tests)]
-    done = subprocess.run(command, cwd=folder, env=os.environ | variables, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=place, env=os.environ | variables, capture_output=True, text=True)
     lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
     return done.returncode, "\n    ".join([*(line for line in lines if line.startswith("FAILED")), lines[-1]])
 
 
+def together(mutants: list[Mutant]) -> list[tuple[str, bool]]:
+    """All tests of these mutants, each file's in one run, and whether in the interpreter."""
+    expressions: dict[tuple[str, bool], set[str]] = {}
+    for mutant in mutants:
+        file, *expression = shlex.split(mutant.tests)
+        expressions.setdefault((file, is_triton(mutant)), set()).add(expression[1] if expression else "")
+    runs = []
+    for (file, interpreted), parts in expressions.items():
+        chosen = " or ".join(f"({part})" for part in sorted(parts))
+        runs.append((file if "" in parts else shlex.join([file, "-k", chosen]), interpreted))
+    return runs
+
+
 def main(part: str = "") -> int:
     chosen = [mutant for mutant in MUTANTS if part in mutant.name]
-    selections = sorted({mutant.tests for mutant in chosen})
     start, bad = time.monotonic(), 0
+    for mutant in chosen:
+        if problem := problem_of(mutant):
+            bad += 1
+            print(f"DOES NOT APPLY  {mutant.name}: {problem}", flush=True)
+    chosen = [mutant for mutant in chosen if not problem_of(mutant)]
+    places: SimpleQueue[Path] = SimpleQueue()
+
+    def healthy(tests: str, interpreted: bool) -> tuple[int, str]:
+        place = places.get()
+        try:
+            return pytest(tests, interpreted, place, place / "cache")
+        finally:
+            places.put(place)
+
+    def mutated(mutant: Mutant) -> tuple[bool, str]:
+        place = places.get()
+        try:
+            return survives(mutant, place)
+        finally:
+            places.put(place)
+
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
-        healthy = copy_of(ROOT, Path(folder))  # work may go on meanwhile
-        outcomes = pool.map(lambda tests: pytest(tests, healthy), selections)
-        for tests, (code, line) in zip(selections, outcomes, strict=True):
+        for name in ("one", "two"):  # work may go on meanwhile
+            places.put(copy_of(ROOT, Path(folder) / name))
+        runs = together(chosen)
+        for (tests, _), (code, line) in zip(runs, pool.map(healthy, *zip(*runs, strict=True)), strict=True):
             if code != 0:
                 bad += 1
                 print(f"RED WITHOUT A MUTATION  pytest {tests}\n    {line}", flush=True)
-        for mutant, (survived, line) in zip(
-            chosen, pool.map(lambda mutant: survives(mutant, healthy), chosen), strict=True
-        ):
+        for mutant, (survived, line) in zip(chosen, pool.map(mutated, chosen), strict=True):
             bad += survived
             print(f"{'SURVIVED' if survived else 'killed  '}  {mutant.name}\n    {line}", flush=True)
     print(f"{len(chosen)} mutants, {bad} problems, {time.monotonic() - start:.0f} s")
