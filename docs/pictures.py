@@ -112,7 +112,7 @@ COMPLETED = """(() => {
   const whole = [...document.querySelectorAll('article.filled')].filter(
     one => !one.querySelector('mark.open') && one.querySelectorAll('mark.in').length == 3 && one.querySelector('img') && sure(one))
   const box = whole.sort((a, b) => b.querySelector('img').width - a.querySelector('img').width)[0].getBoundingClientRect()
-  return [box.left - 8, box.top + scrollY - 8, Math.min(box.width, 720) + 12, box.height + 12]
+  return [box.left - 8, box.top + scrollY - 8, box.width + 31, box.height + 12]
 })()"""
 """the longest line with three holes, all of which were filled with 90 % and more"""
 

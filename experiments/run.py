@@ -424,10 +424,11 @@ def page(table: Table, lines: Sequence[Line]) -> str:
     newest = {line["seed"]: line["errors"]["test"][table.metric] for line in of_base}
     base = statistics.fmean(newest.values()) if newest else None
     text = [f"### {table.title}", "", *([table.about.strip(), ""] if table.about else [])]
-    titles = [(what or {}).get("title", name) for name, what in table.columns.items()]
+    columns = {name: what for name, what in table.columns.items() if any(line["column"] == name for line in lines)}
+    titles = [(what or {}).get("title", name) for name, what in columns.items()]
     text += [f"| test {table.metric.upper()} % | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|"]
     for row in table.rows:
-        cells = [shown(table, lines, row, column, base) for column in table.columns]
+        cells = [shown(table, lines, row, column, base) for column in columns]
         text.append(f"| {row} | {' | '.join(cells)} |")
     where = sorted({f"{line['machine']}, commit {line['commit']}" for line in lines})
     source = f"[{table.name}.jsonl](../experiments/{table.name}.jsonl)"

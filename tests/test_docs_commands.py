@@ -40,7 +40,13 @@ SMALL = (
 )  # fmt: skip
 MODELS = {
     "audio": ("model.width=16", "model.hidden=16", "model.layers=1", "model.dropout=0"),
-    "images": ("model.width=8", "model.layers=1", "data.reader.height=32", "data.augment=null"),
+    "images": (
+        "model.name=conv_small",
+        "model.width=8",
+        "model.layers=1",
+        "data.reader.height=32",
+        "data.augment=null",
+    ),
     "pretrained": ("optim.head_steps=1",),
 }
 INSTEAD = {"facebook/wav2vec2-base": "weights/encoder", "DATA": "clips", "DIR": "made"}
