@@ -12,6 +12,7 @@ from starseq.decode.ngram_automaton import NGramAutomaton
 from starseq.jobs import lm as job
 from starseq.lm.transformer import TransformerLM
 from starseq.text.vocabulary import Vocabulary
+from starseq.train.metrics import read_metrics
 
 SMALL = {"width": 16, "heads": 2, "hidden": 32, "layers": 1, "batch_tokens": 128, "warmup_steps": 5, "lr": 1e-2}
 
@@ -119,7 +120,7 @@ def test_a_transformer_learns_to_count(text, tmp_path):
     )  # fmt: skip
     assert [step for step, _ in evaluated] == [40, 80, 120]
     assert result.best_perplexity == min(value for _, value in evaluated) < 4
-    assert seen == list(range(10, 121, 10))
+    assert sorted(set(seen)) == list(range(10, 121, 10))
     lm = TransformerLM.load(tmp_path / "lm")
     right, wrong = lm.score(["3 4 5 6", "3 4 6 5"]).tolist()
     assert right > wrong + 3
@@ -136,21 +137,24 @@ class _Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("stop_at", [20, 40])
+@pytest.mark.parametrize("stop_at", [30, 50])
 def test_a_resumed_run_ends_with_the_same_weights(text, tmp_path, stop_at):
     settings = job.Neural(max_steps=60, eval_every=20, dropout=0.2, **SMALL)
     whole = job.train_neural([text], tmp_path / "whole", settings, device="cpu")
 
-    def stop(step, value):
-        if step == stop_at:
+    def stop(done, total):
+        if done == stop_at:
             raise _Stop
 
     with pytest.raises(_Stop):
-        job.train_neural([text], tmp_path / "parts", settings, device="cpu", on_evaluated=stop)
+        job.train_neural([text], tmp_path / "parts", settings, device="cpu", progress=stop)
     parts = job.train_neural([text], tmp_path / "parts", settings, device="cpu", resume=True)
     assert parts.best_perplexity == whole.best_perplexity
-    for name in ("model.safetensors", "metrics.csv"):
-        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert parts.best_step == whole.best_step
+    rows = [read_metrics(tmp_path / run / "metrics.csv") for run in ("parts", "whole")]
+    assert [[row["loss"], row["dev_error"]] for row in rows[0]] == [[row["loss"], row["dev_error"]] for row in rows[1]]
+    weights = [(tmp_path / run / "model.safetensors").read_bytes() for run in ("parts", "whole")]
+    assert weights[0] == weights[1]
     one, other = (torch.load(tmp_path / run / "last.ckpt", weights_only=True)["model"] for run in ("parts", "whole"))
     assert all(torch.equal(one[name], other[name]) for name in one)
 

@@ -23,7 +23,7 @@ from tests import tiny
 from torch import Tensor
 
 from starseq import runs
-from starseq.config import Recipe
+from starseq.config import Recipe, build
 from starseq.data.dataset import collate
 from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, read_bytes, read_manifest, write_manifest
@@ -341,8 +341,8 @@ class _Poison(torch.nn.Module):
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> None:
-    network = Recipe.network
-    monkeypatch.setattr(Recipe, "network", lambda self, vocabulary: _Poison(network(self, vocabulary), calls))
+    network = build.network
+    monkeypatch.setattr(build, "network", lambda recipe, vocabulary: _Poison(network(recipe, vocabulary), calls))
 
 
 def test_a_loss_that_is_not_finite_is_skipped(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

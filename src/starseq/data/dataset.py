@@ -344,7 +344,7 @@ class BatchLoader(DataLoader[Any]):
     """
 
     def __init__(
-        self, dataset: ManifestDataset, sampler: BatchSampler, *, workers: int = 0, pin_memory: bool = False
+        self, dataset: Dataset[Item], sampler: BatchSampler, *, workers: int = 0, pin_memory: bool = False
     ) -> None:
         super().__init__(
             _Quiet(dataset),
@@ -367,11 +367,8 @@ class BatchLoader(DataLoader[Any]):
 class _Quiet(Dataset["Item | ManifestError"]):
     """Gives the error as an item instead of raising it."""
 
-    def __init__(self, dataset: ManifestDataset) -> None:
+    def __init__(self, dataset: Dataset[Item]) -> None:
         self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def __getitem__(self, index: int) -> Item | ManifestError:
         try:

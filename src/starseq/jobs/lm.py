@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import re
@@ -10,17 +9,16 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from starseq.data.batching import BatchSampler
+from starseq.config import Component, Data, Optim, Recipe, Schedule, Text, Trainer
 from starseq.data.errors import DataError
-from starseq.data.files import check_target, write_text
+from starseq.data.files import check_target
 from starseq.data.manifest import Progress
-from starseq.data.seeds import generator
 from starseq.jobs.evaluate import device_of
 from starseq.lm import Scorer, scorers
 from starseq.lm.counts import SPECIALS, Numbered, number
@@ -30,17 +28,23 @@ from starseq.lm.ngram import NGram, Perplexity
 from starseq.lm.records import Room
 from starseq.lm.text import literal, read_texts, tokens_of
 from starseq.lm.transformer import UNKNOWN, TransformerLM
+from starseq.runs.folder import CHECKPOINT
 from starseq.text.gaps import Unit
 from starseq.text.normalise import Normaliser
+from starseq.text.tokeniser import Tokeniser
 from starseq.text.vocabulary import BLANK, SPACE, Vocabulary
-from starseq.train.checkpoint import load_checkpoint, save_checkpoint, writing
-from starseq.train.schedule import rate_factor
+from starseq.train.checkpoint import load_checkpoint, writing
+from starseq.train.data import TrainingData
+from starseq.train.loop import Hooks
+from starseq.train.metrics import Metrics
+from starseq.train.processes import start
+from starseq.train.text import Sentences, TextLoop
 
 __all__ = ["Neural", "NeuralResult", "memory_of", "mix_ngrams", "score", "text_settings", "train_neural", "train_ngram"]
 
 Paths = Sequence[str | os.PathLike[str]]
+Indices = list[NDArray[np.int32]]
 
-_STEPS_PER_PROGRESS = 10
 _TEXTS_AT_ONCE = 1000
 
 
@@ -222,9 +226,6 @@ class NeuralResult:
     best_step: int
 
 
-Sentences = list[NDArray[np.int32]]
-
-
 def train_neural(
     texts: Paths,
     folder: str | os.PathLike[str],
@@ -240,35 +241,69 @@ def train_neural(
 ) -> NeuralResult:
     """Train a Transformer language model on texts into `folder`, on one device; bfloat16 on a GPU.
 
-    The folder gets ``model.safetensors`` (the best on dev), ``lm.yaml``, ``tokens.txt``, ``metrics.csv`` and ``last.ckpt``,
-    from which `resume` goes on: batches are a function of (seed, epoch), dropout of (seed, step), so that on the CPU a
-    resumed run ends with the very weights of one that was not stopped. Without `dev` texts, every 50th sentence is held out, or
-    fewer, 2,000 at most. `progress` counts steps; `on_evaluated(step, perplexity)` is called after each evaluation.
+    The folder gets ``model.safetensors`` (the best on dev), ``lm.yaml``, ``tokens.txt``, ``metrics.csv`` (whose dev_error is
+    the perplexity) and ``last.ckpt``, from which `resume` goes on as `starseq train --resume` does: it is the same loop. Without
+    `dev` texts, every 50th sentence is held out, or fewer, 2,000 at most. `progress` counts steps; `on_evaluated(step, perplexity)`
+    is called after each evaluation.
     """
     folder = Path(folder)
-    checkpoint = folder / "last.ckpt"
+    checkpoint = folder / CHECKPOINT
     if checkpoint.exists() and not resume:
         raise DataError(f"{folder}: holds a run already: --resume goes on with it, or choose another folder")
     if resume and not checkpoint.exists():
         raise DataError(f"{folder}: no last.ckpt to resume from")
+    recipe = _recipe(settings, unit, normaliser, "cuda" if device_of(device).startswith("cuda") else "cpu")
+    if resume and load_checkpoint(checkpoint).get("recipe") != recipe.to_yaml():
+        raise DataError(f"{folder}: --resume needs the settings of the run that it goes on with")
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary, train_set, dev_set = _read(texts, dev, folder, settings, unit, normaliser)
     torch.manual_seed(settings.seed)
-    model = TransformerLM(
-        vocabulary, unit, width=settings.width, heads=settings.heads, hidden=settings.hidden, layers=settings.layers,
-        dropout=settings.dropout, normaliser=normaliser,
-    )  # fmt: skip
-    loop = _Loop(model, train_set, settings, folder, device)
+    model = TransformerLM(vocabulary, unit, **recipe.model.settings, normaliser=normaliser)
+    fabric = start(accelerator=recipe.trainer.accelerator)
+
+    def evaluated(metrics: Metrics) -> None:
+        if on_evaluated is not None and metrics.dev_error is not None:
+            on_evaluated(metrics.step, metrics.dev_error)
+
+    hooks = Hooks(progress, evaluated) if fabric.global_rank == 0 else Hooks()
+    learned: Any = Sentences(train_set, vocabulary.to_lines())
+    held_out: Any = Sentences(dev_set)
+    data = TrainingData(learned, held_out, report=cast(Any, None))
+    loop = TextLoop(recipe, folder, data, Tokeniser(vocabulary, unit, "drop"), model, fabric, hooks)
     if resume:
-        loop.resume(load_checkpoint(checkpoint))
-    loop.run(dev_set, progress, on_evaluated)
-    tokens = sum(map(len, train_set))
-    return NeuralResult(folder, loop.step, tokens, len(vocabulary), loop.best, loop.best_step)
+        loop.resume()
+    elif fabric.global_rank == 0:
+        with writing(folder, None):
+            model.save_settings(folder)
+    result = loop.run()
+    best = cast(float, result.best_error)
+    return NeuralResult(folder, result.steps, sum(map(len, train_set)), len(vocabulary), best, result.best_step)
+
+
+def _recipe(settings: Neural, unit: Unit, normaliser: Normaliser | None, accelerator: Literal["cpu", "cuda"]) -> Recipe:
+    """The settings, as the loop has them."""
+    sizes = {name: getattr(settings, name) for name in ("width", "heads", "hidden", "layers", "dropout")}
+    often = settings.eval_every
+    return Recipe(
+        data=Data(Component("text"), budget=float(settings.batch_tokens)),
+        text=Text(unit, normaliser=normaliser or Normaliser(), size=settings.vocabulary_size),
+        model=Component("language model", sizes),
+        criterion=Component("next token"),
+        optim=Optim(
+            "adamw", settings.lr, weight_decay=0.01, betas=(0.9, 0.98), warmup_steps=settings.warmup_steps,
+            schedule=Schedule("cosine"), clip=settings.clip,
+        ),
+        trainer=Trainer(
+            max_steps=settings.max_steps, precision="32" if accelerator == "cpu" else "bf16", accelerator=accelerator,
+            eval_every=often, checkpoint_every=often, log_every=often, patience=None, tensorboard=False,
+        ),
+        seed=settings.seed,
+    )  # fmt: skip
 
 
 def _read(
     texts: Paths, dev: Paths, folder: Path, settings: Neural, unit: Unit, normaliser: Normaliser | None
-) -> tuple[Vocabulary, Sentences, Sentences]:
+) -> tuple[Vocabulary, Indices, Indices]:
     """The vocabulary, and the sentences to train on and to evaluate, as its indices."""
     split = tokens_of(unit)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".text.") as scratch:
@@ -296,119 +331,10 @@ def _read(
     return vocabulary, sentences, held_out
 
 
-def _sentences(text: Numbered, ranked: Sequence[str]) -> Sentences:
+def _sentences(text: Numbered, ranked: Sequence[str]) -> Indices:
     index = {token: i for i, token in enumerate(ranked, start=1)}
     table = np.array([index.get(word, len(ranked) + 1) for word in text.words], np.int32)
     numbers = np.fromfile(text.path, np.int32)
     ends = np.flatnonzero(numbers == SPECIALS.index("</s>"))
     numbers = table[numbers]
     return [numbers[start:end] for start, end in zip([0, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True)]
-
-
-class _Loop:
-    """Training from where it stands to its end."""
-
-    def __init__(self, model: TransformerLM, sentences: Sentences, settings: Neural, folder: Path, device: str) -> None:
-        from lightning_fabric import Fabric
-
-        gpu = device_of(device).startswith("cuda")
-        self.fabric = Fabric(
-            accelerator="cuda" if gpu else "cpu", devices=1, precision="bf16-mixed" if gpu else "32-true"
-        )
-        self.network, self.sentences, self.settings, self.folder = model, sentences, settings, folder
-        optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.98), weight_decay=0.01)
-        self.model: Any
-        self.optimizer: Any
-        self.model, self.optimizer = self.fabric.setup(model, optimizer)
-        self.model.mark_forward_method("losses")
-        sizes = np.array([len(sentence) + 1 for sentence in sentences], np.float64)
-        self.sampler = BatchSampler(sizes, budget=float(settings.batch_tokens), seed=settings.seed)
-        self.step, self.epoch, self.batch = 0, 0, 0
-        self.best, self.best_step = math.inf, 0
-        self.rows: list[str] = []
-
-    def resume(self, state: dict[str, Any]) -> None:
-        if state["lm"] != self._name():
-            raise DataError(
-                f"{self.folder}: --resume needs the settings and the vocabulary of the run that it goes on with"
-            )
-        self.sampler.load_state_dict(state["sampler"])
-        self.network.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.epoch, self.batch = state["step"], state["epoch"], state["batch"]
-        self.best, self.best_step, self.rows = state["best"], state["best_step"], state["rows"]
-
-    def _name(self) -> str:
-        """What a checkpoint holds for."""
-        tokens = hashlib.blake2b(self.network.vocabulary.to_lines().encode(), digest_size=8).hexdigest()
-        return f"{self.settings!r}\n{self.network.settings()}{tokens}"
-
-    def run(self, dev: Sentences, progress: Progress | None, on_evaluated: Callable[[int, float], None] | None) -> None:
-        settings = self.settings
-        loss_sum, tokens = 0.0, 0
-        while self.step < settings.max_steps:
-            self.sampler.set_epoch(self.epoch)
-            for items in self.sampler:
-                loss, count = self._update([self.sentences[i] for i in items])
-                loss_sum, tokens = loss_sum + loss, tokens + count
-                self.step, self.batch = self.step + 1, self.batch + 1
-                if progress is not None and self.step % _STEPS_PER_PROGRESS == 0:
-                    progress(self.step, settings.max_steps)
-                if self.step % settings.eval_every == 0 or self.step == settings.max_steps:
-                    perplexity = self._evaluate(dev)
-                    self.rows.append(f"{self.step},{loss_sum / tokens:.6f},{perplexity:.4f}\n")
-                    loss_sum, tokens = 0.0, 0
-                    self._save(perplexity)
-                    if on_evaluated is not None:
-                        on_evaluated(self.step, perplexity)
-                if self.step >= settings.max_steps:
-                    return
-            self.epoch, self.batch = self.epoch + 1, 0
-
-    def _update(self, sentences: Sentences) -> tuple[float, int]:
-        """One step; the summed loss and over how many tokens."""
-        settings = self.settings
-        # Dropout as a function of the place in training: a resumed run draws what it would have drawn.
-        torch.manual_seed(generator("dropout", settings.seed, self.step).initial_seed())
-        factor = rate_factor(
-            "cosine", self.step, self.epoch, warmup_steps=settings.warmup_steps, max_steps=settings.max_steps
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = settings.lr * factor
-        self.model.train()
-        count = sum(map(len, sentences)) + len(sentences)
-        loss = self.model.losses(sentences).sum()
-        if not math.isfinite(loss.item()):
-            raise DataError(f"step {self.step:,}: the loss is not finite; a lower lr may help")
-        self.fabric.backward(loss / count)
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), settings.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return float(loss.item()), count
-
-    @torch.inference_mode()
-    def _evaluate(self, dev: Sentences) -> float:
-        self.model.eval()
-        sampler = BatchSampler(
-            [len(sentence) + 1.0 for sentence in dev], budget=float(self.settings.batch_tokens), shuffle=False
-        )
-        total = sum(float(self.model.losses([dev[i] for i in items]).double().sum()) for items in sampler)
-        # An untrained model may be beyond what a float can hold.
-        return math.exp(min(700.0, total / (sum(map(len, dev)) + len(dev))))
-
-    def _save(self, perplexity: float) -> None:
-        if perplexity < self.best:
-            self.best, self.best_step = perplexity, self.step
-        with writing(self.folder, self.step):
-            if self.best_step == self.step:
-                self.network.save(self.folder)
-            write_text(self.folder / "metrics.csv", "step,train_loss,dev_perplexity\n" + "".join(self.rows))
-            self.sampler.set_epoch(self.epoch)
-            save_checkpoint(
-                self.folder / "last.ckpt",
-                {
-                    "lm": self._name(), "sampler": dict(self.sampler.state_dict(self.batch)),
-                    "model": self.network.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
-                    "epoch": self.epoch, "batch": self.batch, "best": self.best, "best_step": self.best_step, "rows": self.rows,
-                },
-            )  # fmt: skip

@@ -108,18 +108,18 @@ class TransformerLM(nn.Module):
         """Write ``tokens.txt``, ``lm.yaml`` and ``model.safetensors``, each whole or not at all."""
         from safetensors.torch import save
 
-        write_text(Path(folder) / "tokens.txt", self.vocabulary.to_lines())
-        write_text(Path(folder) / "lm.yaml", self.settings())
+        self.save_settings(folder)
         weights = {name: weight.detach().cpu().contiguous() for name, weight in self.state_dict().items()}
         write_bytes(Path(folder) / "model.safetensors", save(weights))
 
-    def settings(self) -> str:
-        """``lm.yaml``: all but the tokens and the weights."""
+    def save_settings(self, folder: str | os.PathLike[str]) -> None:
+        """Write all but the weights: ``tokens.txt`` and ``lm.yaml``."""
         import yaml
 
         normaliser = None if self.normaliser is None else asdict(self.normaliser)
         settings = {"unit": self.unit, **self.sizes, "normaliser": normaliser}
-        return str(yaml.safe_dump(settings, allow_unicode=True, sort_keys=False))
+        write_text(Path(folder) / "tokens.txt", self.vocabulary.to_lines())
+        write_text(Path(folder) / "lm.yaml", yaml.safe_dump(settings, allow_unicode=True, sort_keys=False))
 
     @classmethod
     def load(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -142,8 +142,11 @@ class _Pending:
 class Loop:
     """A run from its recipe, data and model to the end of training, in one of `fabric`'s processes.
 
-    Every process calls `run`; files are written by the first.
+    Every process calls `run`; files are written by the first. For other tasks than reading, subclasses say what is learned
+    (`make_objective`), over what the loss of a step is a mean, and what is lower for better weights (`dev_error`).
     """
+
+    mean_over: Literal["utterances", "labels", "frames"] = "utterances"
 
     def __init__(
         self,
@@ -161,9 +164,7 @@ class Loop:
         self.accumulate = share_of(recipe.optim.batches_per_step, fabric.world_size)
         self.network = model
         self.penalty = build.insertion_penalty(recipe).to(fabric.device)
-        self.objective = Objective(
-            recipe.criterion.name, self.penalty, precision=recipe.trainer.precision, **recipe.criterion.settings
-        )
+        self.objective = self.make_objective()
         self.model = fabric.setup_module(model)
         # Not wrapped by Fabric: a scaler of half-precision gradients must reach the optimiser itself.
         self.pretrained = sorted(pretrained)
@@ -183,6 +184,11 @@ class Loop:
         self._skipped_in_a_row = 0
         self._drawn = self._saved = time.monotonic()
         self._left = TimeLeft()
+
+    def make_objective(self) -> Objective:
+        """What a batch is scored by."""
+        criterion, precision = self.recipe.criterion, self.recipe.trainer.precision
+        return Objective(criterion.name, self.penalty, precision=precision, **criterion.settings)
 
     # --- the course of a run ------------------------------------------------------------------------------------------
 
@@ -264,13 +270,13 @@ class Loop:
 
     def backward(self, window: Window) -> _Pending:
         """Puts the gradients of a window on their way: those of the summed losses of all processes, divided by the
-        utterances of all of them. Waits for nothing."""
+        utterances (or what `mean_over` says) of all of them. Waits for nothing."""
         device, world = self.fabric.device, self.fabric.world_size
         counts = torch.tensor([sum(values) for values in zip(*map(_counts, window.batches), strict=True)])
         if world > 1:
             counts = self._summed(counts.to(device))
         # Gradients are averaged over the processes, so each gets `world` times its part.
-        scale = world / counts[0]
+        scale = world / counts[("utterances", "labels", "frames").index(self.mean_over)]
         logged = self._is_logged(self.at.step + 1)
         observed = self.objective.star and isinstance(self.penalty, AdaptivePenalty)
         pending = _Pending([], torch.zeros((), device=device), counts)
@@ -486,7 +492,7 @@ class Loop:
         if dev is None:
             return None
         with self._left.aside("evaluation"):
-            error = self.dev_errors(dev).percent
+            error = self.dev_error(dev)
             self.plateau.observe(error)
             self.patience.observe(at.step, error)
             if error < at.best_error or at.best_step == 0:
@@ -494,6 +500,10 @@ class Loop:
                 self._save_model(error)
         self._tick(training=False)
         return error
+
+    def dev_error(self, dev: RunSet) -> float:
+        """In percent; the weights with the lowest are kept."""
+        return self.dev_errors(dev).percent
 
     @torch.no_grad()
     def dev_errors(self, dev: RunSet) -> ErrorCounts:
