@@ -38,7 +38,7 @@ def main(steps: int, folder: Path) -> float:
     train(recipe, folder / "run", on_message=print)
 
     # force: also with a run that reads badly, as after the few steps of a test.
-    complete(folder / "run", partial, folder / "complete.jsonl", split="test", device="cpu", force=True)
+    complete(folder / "run", partial, folder / "complete.jsonl", split="test", force=True)
     rows = list(read_manifest(folder / "complete.jsonl"))
     right = sum(row.text == row["text_full"] for row in rows)
     for row in rows[:8]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from starseq.config import build, load_recipe
 from starseq.corpora import digits
 from starseq.data.files import write_text
+from starseq.jobs._search import Search
+from starseq.jobs._where import Where
 from starseq.runs.folder import METRICS, save_model, update_results
 from starseq.text.vocabulary import Vocabulary
+
+CPU = Where("cpu")
 
 METRICS_CSV = (
     "step,epoch,loss,loss_per_label,blank_share,inserted_per_label,p,dev_error,mood\n"
@@ -34,3 +40,11 @@ def make_run(folder: Path, *overrides: str, recipe: str = "digits", lines: int =
     write_text(folder / METRICS, METRICS_CSV)
     update_results(folder, train={"steps": 20, "labels": 26, "labels_kept": 13})
     return folder
+
+
+def grouped(**options: Any) -> dict[str, Any]:
+    """Options as a command has them, as its job takes them: those of the search, and of where it runs, as one object each."""
+    for name, kind in (("search", Search), ("where", Where)):
+        own = {field.name for field in fields(kind)} & options.keys()
+        options[name] = kind(**{key: options.pop(key) for key in own})
+    return options

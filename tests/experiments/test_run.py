@@ -294,12 +294,12 @@ def test_every_table_names_recipes_and_overrides_that_there_are(name: str) -> No
 
 def test_a_real_run_has_what_a_line_needs(tmp_path: Path) -> None:
     """The made-up program above writes files like those of the real one."""
-    from tests.run_folder import make_run
+    from tests.run_folder import CPU, make_run
 
     from starseq.jobs.evaluate import evaluate
 
     folder = make_run(tmp_path / "run", lines=2)
-    evaluate(folder, splits=["dev", "test"], device="cpu")
+    evaluate(folder, splits=["dev", "test"], where=CPU)
     found = experiments.result(folder, "cer")
     assert found["errors"]["test"]["cer"] == read_results(folder)["evaluate"]["test"]["greedy"]["cer"]
     assert found["train"]["p"] == 0.5

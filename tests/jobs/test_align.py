@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.run_folder import make_run
+from tests.run_folder import CPU, make_run
 
 from starseq import cli
 from starseq.data.errors import DataError
@@ -17,7 +17,8 @@ from starseq.data.files import locked
 from starseq.data.manifest import ManifestError, Row, read_manifest, write_manifest
 from starseq.decode.alignment_formats import Interval, to_ctm, to_textgrid
 from starseq.jobs import align as job
-from starseq.jobs._stream import Counts
+from starseq.jobs._where import Where
+from starseq.jobs.align import Counts
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,9 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def test_every_row_is_aligned(run: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int | None]] = []
     manifest = manifest_of(run)
-    counts = job.align(run, manifest, tmp_path, split="dev", device="cpu", progress=lambda *done: seen.append(done))
+    counts = job.align(
+        run, manifest, tmp_path, split="dev", where=Where("cpu", progress=lambda *done: seen.append(done))
+    )
     rows = [row for row in read_manifest(manifest) if row["split"] == "dev"]
     assert counts == Counts(len(rows), 0)
     assert seen[-1] == (len(rows), len(rows))
@@ -62,14 +65,14 @@ def test_two_jobs_do_not_write_one_result(run: Path, tmp_path: Path) -> None:
         locked(target, tmp_path / f".{target.name}.lock"),
         pytest.raises(DataError, match="another process is writing it"),
     ):
-        job.align(run, manifest_of(run), tmp_path, split="dev", device="cpu")
+        job.align(run, manifest_of(run), tmp_path, split="dev", where=CPU)
     assert not list(tmp_path.iterdir())
 
 
 def test_ctm_and_textgrid(run: Path, tmp_path: Path) -> None:
     manifest = manifest_of(run)
     for format in ("ctm", "textgrid"):
-        job.align(run, manifest, tmp_path, format=format, split="dev", device="cpu")
+        job.align(run, manifest, tmp_path, format=format, split="dev", where=CPU)
     rows = [row for row in read_manifest(manifest) if row["split"] == "dev"]
     for row in rows:
         columns = [line.split() for line in (tmp_path / "alignment.ctm").read_text().splitlines()]
@@ -93,7 +96,7 @@ def test_texts_that_formats_could_break_on() -> None:
 
 def test_a_stopped_job_goes_on(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = manifest_of(run)
-    whole = job.align(run, manifest, tmp_path / "whole", device="cpu")
+    whole = job.align(run, manifest, tmp_path / "whole", where=CPU)
     done: list[str] = []
     real = job._record
 
@@ -105,9 +108,9 @@ def test_a_stopped_job_goes_on(run: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(job, "_record", stops)
     with pytest.raises(KeyboardInterrupt):
-        job.align(run, manifest, tmp_path / "parts", device="cpu")
+        job.align(run, manifest, tmp_path / "parts", where=CPU)
     assert not (tmp_path / "parts" / "alignment.jsonl").exists()
-    partial = tmp_path / "parts" / ".alignment.jsonl.partial"
+    partial = tmp_path / "parts" / ".alignment.jsonl.part-1"
     partial.write_bytes(partial.read_bytes()[:-10])  # the last line was cut
 
     def counts(*arguments: Any) -> Any:
@@ -115,14 +118,14 @@ def test_a_stopped_job_goes_on(run: Path, tmp_path: Path, monkeypatch: pytest.Mo
         return real(*arguments)
 
     monkeypatch.setattr(job, "_record", counts)
-    assert job.align(run, manifest, tmp_path / "parts", device="cpu") == whole
+    assert job.align(run, manifest, tmp_path / "parts", where=CPU) == whole
     assert len(done) == whole.rows + 1  # the cut one twice
     parts, at_once = (lines_of(tmp_path / name / "alignment.jsonl") for name in ("parts", "whole"))
     assert [one["labels"] for one in parts] == [one["labels"] for one in at_once]
     assert [path.name for path in (tmp_path / "parts").iterdir() if path.name.startswith(".")] == []
 
     done.clear()
-    job.align(run, manifest, tmp_path / "parts", log_penalty=-2.0, device="cpu")
+    job.align(run, manifest, tmp_path / "parts", log_penalty=-2.0, where=CPU)
     assert len(done) == whole.rows  # other settings: anew
 
 
@@ -136,7 +139,7 @@ def broken(run: Path, tmp_path: Path, **changes: Any) -> Path:
 
 def test_rows_that_cannot_be_aligned_are_listed(run: Path, tmp_path: Path) -> None:
     manifest = broken(run, tmp_path, text="1" * 500)
-    assert job.align(run, manifest, tmp_path, device="cpu") == Counts(5, 1)
+    assert job.align(run, manifest, tmp_path, where=CPU) == Counts(5, 1)
     (failed,) = lines_of(tmp_path / "failed.jsonl")
     assert failed["reason"].startswith("no alignment: 500 labels need more than")
     assert failed["id"] not in [record["id"] for record in lines_of(tmp_path / "alignment.jsonl")]
@@ -145,9 +148,9 @@ def test_rows_that_cannot_be_aligned_are_listed(run: Path, tmp_path: Path) -> No
 def test_files_that_cannot_be_read(run: Path, tmp_path: Path) -> None:
     manifest = broken(run, tmp_path, archive="none.bin", path="none.bin")
     with pytest.raises(ManifestError, match=rf"{manifest.name}, line 3: .*none.bin: no such file"):
-        job.align(run, manifest, tmp_path, device="cpu")
+        job.align(run, manifest, tmp_path, where=CPU)
     assert not (tmp_path / "alignment.jsonl").exists()
-    assert job.align(run, manifest, tmp_path, device="cpu", skip_bad=True) == Counts(5, 1)
+    assert job.align(run, manifest, tmp_path, where=Where("cpu", skip_bad=True)) == Counts(5, 1)
     (failed,) = lines_of(tmp_path / "failed.jsonl")
     assert "no such file" in failed["reason"]
 

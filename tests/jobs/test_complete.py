@@ -12,13 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.commands import Command
-from tests.run_folder import make_run
+from tests.run_folder import grouped, make_run
 
 from starseq import runs
 from starseq.data.drop import Dropper, FixedDrop
 from starseq.data.errors import DataError
 from starseq.data.manifest import Row, read_bytes, read_manifest, write_manifest
 from starseq.jobs import complete as job
+from starseq.jobs._where import Where
 from starseq.jobs.drop import drop
 from starseq.lm.estimate import estimate
 from starseq.runs.folder import save_model
@@ -36,7 +37,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def call(run: Path, manifest: Path, target: Path, **options: Any) -> job.Counts:
     """The run was never trained: whatever it is unsure of is written."""
-    return job.complete(run, manifest, target, **{"device": "cpu", "force": True, "threshold": 0.0, **options})
+    return job.complete(
+        run, manifest, target, **grouped(**{"device": "cpu", "force": True, "threshold": 0.0, **options})
+    )
 
 
 def without(row: Row) -> str:
@@ -350,10 +353,10 @@ def test_a_run_that_knows_of_no_error_goes_on(run: Path, tmp_path: Path) -> None
     for error, reads in ((None, True), (50.0, True), (50.1, False)):
         save_model(other, model, step=1, log_penalty=-1.0, dev_error=error)
         if reads:
-            job.complete(other, run / "data" / "partial1.json", tmp_path / "out.jsonl", device="cpu", root=run)
+            job.complete(other, run / "data" / "partial1.json", tmp_path / "out.jsonl", where=Where("cpu", run))
         else:
             with pytest.raises(DataError, match=r"reads next to nothing, its error on dev is 50\.1 %"):
-                job.complete(other, run / "data" / "partial1.json", tmp_path / "no.jsonl", device="cpu", root=run)
+                job.complete(other, run / "data" / "partial1.json", tmp_path / "no.jsonl", where=Where("cpu", run))
     assert not (tmp_path / "no.jsonl").exists()
 
 

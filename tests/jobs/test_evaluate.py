@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jiwer
 import pytest
 from tests.commands import Command
-from tests.run_folder import make_run
+from tests.run_folder import CPU, make_run
 
 from starseq import runs
 from starseq.data.errors import DataError
 from starseq.data.manifest import read_manifest, write_manifest
+from starseq.jobs import _search, _stream
+from starseq.jobs._search import Search
+from starseq.jobs._where import Where
 from starseq.jobs.evaluate import Scores, evaluate
 from starseq.jobs.report import report
 from starseq.report.readings import read_readings
@@ -32,9 +36,9 @@ def run(made: Path, tmp_path: Path) -> Path:
 def test_rates_are_those_of_jiwer_and_join_what_was_found_before(run: Path) -> None:
     runs.update_results(run, evaluate={"test": {"beam": {"wer": 1.0}}, "old": {"greedy": {}}})
     done: list[tuple[int, int | None]] = []
-    result = evaluate(run, device="cpu", progress=lambda *counts: done.append(counts))
+    result = evaluate(run, where=Where("cpu", progress=lambda *counts: done.append(counts)))
     assert [split.name for split in result.splits] == ["dev", "test"]
-    assert done[-1] == (4, 4)
+    assert done[-1] == (8, 8)
     saved = runs.read_results(run)
     assert saved["train"]["steps"] == 20
     assert saved["evaluate"]["old"] == {"greedy": {}}
@@ -51,18 +55,35 @@ def test_rates_are_those_of_jiwer_and_join_what_was_found_before(run: Path) -> N
         assert read_readings(run, split.name) == split.readings
 
 
-def test_other_methods_stand_beside_greedy(run: Path) -> None:
-    def perfect(run: runs.Run, manifest: Path, split: str | None) -> dict[str, str]:
-        return {row.id: row.text for row in read_manifest(manifest) if row["split"] == split}
-
-    result = evaluate(run, splits=["test"], methods={"perfect": perfect}, device="cpu")
+def test_a_search_stands_beside_greedy(run: Path) -> None:
+    result = evaluate(run, splits=["test"], search=Search(beam=5), where=Where("cpu", workers=1))
     (split,) = result.splits
-    assert list(split.methods) == ["greedy", "perfect"]
-    assert (split.methods["perfect"].characters.percent, split.methods["perfect"].right) == (0.0, 4)
-    assert "perfect" in result.table().splitlines()[2]
+    assert list(split.methods) == ["greedy", "beam"]
+    assert "beam" in result.table().splitlines()[2]
     assert "[-" in result.examples(method="greedy")
     page = report([run], examples=2, alignments=0).read_text()
-    assert "stc, perfect" in page
+    assert "stc, beam" in page
+    alone = evaluate(run, splits=["test"], where=CPU).splits[0]
+    assert [one.hypotheses["greedy"] for one in split.readings] == [one.hypotheses["greedy"] for one in alone.readings]
+
+
+def test_a_stopped_evaluation_goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_stream, "_FEWEST_BLOCKS", 4)
+    whole = evaluate(run, where=CPU)
+    real, read = _search.greedily, list[int]()
+
+    def stops(*arguments: Any) -> Any:
+        read.append(0)
+        if len(read) == 5:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(_search, "greedily", stops)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(run, where=CPU)
+    assert evaluate(run, where=CPU) == whole
+    assert len(read) == 5 + 8 - 4  # what two blocks had is kept
+    assert not [path for path in run.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +96,7 @@ def test_repeats_are_read_as_the_run_was_trained(tmp_path: Path, criterion: str,
         frames = emission.log_probs.argmax(dim=1).tolist()
         tokens = [token for token, _ in itertools.groupby(frames)] if merged else frames
         expected[emission.id] = "".join("0123456789"[token - 1] for token in tokens if token)
-    own = evaluate(run, splits=["test"], device="cpu").splits[0].readings
+    own = evaluate(run, splits=["test"], where=CPU).splits[0].readings
     assert {reading.id: reading.hypotheses["greedy"] for reading in own} == expected
 
 
@@ -87,18 +108,18 @@ def test_another_manifest_is_named_and_rows_without_a_complete_text_are_left_out
     rows[1] |= {"text": "1*2", "text_full": "1342"}
     del rows[2]["text"]
     write_manifest(run / "data" / "other.jsonl", rows, labelled=False)
-    (split,) = evaluate(run, run / "data" / "other.jsonl", device="cpu").splits
+    (split,) = evaluate(run, run / "data" / "other.jsonl", where=CPU).splits
     assert (split.name, split.left_out, len(split.readings)) == ("other: all", 2, 2)
     assert split.readings[0].reference == "1342"
     assert "other: all" in runs.read_results(run)["evaluate"]
     for corpus in ("a", "b"):  # whose manifests have the same name
         (tmp_path / corpus).mkdir()
         shutil.copytree(run / "data", tmp_path / corpus, dirs_exist_ok=True)
-        evaluate(run, tmp_path / corpus / "manifest.jsonl", splits=["dev"], device="cpu")
+        evaluate(run, tmp_path / corpus / "manifest.jsonl", splits=["dev"], where=CPU)
     assert {"a: dev", "b: dev"} <= set(runs.read_results(run)["evaluate"])
     write_manifest(run / "data" / "none.jsonl", [rows[2]], labelled=False)
     with pytest.raises(DataError, match=r"none\.jsonl: no row has a complete text to compare with"):
-        evaluate(run, run / "data" / "none.jsonl", device="cpu")
+        evaluate(run, run / "data" / "none.jsonl", where=CPU)
 
 
 def test_scores_of_words_and_characters() -> None:
@@ -135,7 +156,7 @@ def test_the_commands(run: Path, command: Command, tmp_path: Path) -> None:
         (["evaluate", "{run}", "--device", "gpu"], "device 'gpu' is none of auto, cpu, cuda, cuda:1, ..."),
         (["evaluate", "{run}", "--device", "cuda:x"], "device 'cuda:x' is none of auto, cpu, cuda, cuda:1, ..."),
         (["evaluate", "{run}", "--lm", "none.arpa"], "none.arpa: no such file or directory"),
-        (["tune", "{run}", "--rounds", "0"], "rounds: 0 is too few: the first search has the weights"),
+        (["tune", "{run}", "--rescore", "none.arpa"], "none.arpa: no such file or directory"),
         (["report", "{run}", "--split", "test"], "split 'test' was not evaluated (there is none)"),
     ],
 )
@@ -153,7 +174,7 @@ def test_a_page_about_runs_whatever_their_texts_and_names_hold(run: Path, tmp_pa
     evil = tmp_path / "<script>alert(1)<"
     shutil.copytree(run, evil)
     for folder in (run, evil):
-        evaluate(folder, splits=["test"], device="cpu")
+        evaluate(folder, splits=["test"], where=CPU)
     readings = (evil / "readings" / "test.jsonl").read_text()
     (evil / "readings" / "test.jsonl").write_text(readings.replace('"greedy": "', '"greedy": "<script>&'))
     page = report([run, evil], tmp_path / "page.html", examples=4, alignments=2)

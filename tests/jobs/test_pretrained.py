@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests import tiny_hf
 from tests.commands import Command
+from tests.run_folder import CPU
 
 from starseq import runs
 from starseq.config import Recipe, load_recipe
@@ -64,7 +65,7 @@ def test_a_run_stands_alone_and_goes_on_bit_for_bit(tmp_path: Path, corpus: Path
     weights = one.model.state_dict()
     assert all(tensor.equal(weights[name]) for name, tensor in two.model.state_dict().items())
     assert one.seconds_per_frame == (0.005 if kind == "wav2vec2" else 0.02)
-    evaluate(tmp_path / "stopped", splits=["dev"], device="cpu")
+    evaluate(tmp_path / "stopped", splits=["dev"], where=CPU)
     assert set(runs.read_results(tmp_path / "stopped")["evaluate"]["dev"]) == {"greedy"}
     reported = command("report", tmp_path / "stopped", "--out", tmp_path / "report.html")
     assert (reported.code, "<svg" in (tmp_path / "report.html").read_text()) == (0, True)
@@ -115,19 +116,19 @@ def test_a_folder_of_hugging_face_is_used_like_a_run(tmp_path: Path, corpus: Pat
     model, manifest = tiny_hf.save(tmp_path / "model", "wav2vec2", letters="ABCDEFG"), corpus / "manifest.jsonl"
     run = runs.load(model)
     assert (run.merges_repeats, run.tokeniser.vocabulary.tokens) == (True, ("<blank>", " ", *"ABCDEFG"))
-    result = evaluate(model, manifest, splits=["dev"], device="cpu")
+    result = evaluate(model, manifest, splits=["dev"], where=CPU)
     assert result.splits[0].readings[0].reference == "A FED DAB"
-    align(model, manifest, tmp_path / "aligned", split="dev", device="cpu")
+    align(model, manifest, tmp_path / "aligned", split="dev", where=CPU)
     first = json.loads((tmp_path / "aligned" / "alignment.jsonl").read_text().splitlines()[0])
     assert "".join(label["label"] for label in first["labels"]) == "A FED DAB"
-    complete(model, manifest, tmp_path / "completed.jsonl", split="dev", device="cpu")
+    complete(model, manifest, tmp_path / "completed.jsonl", split="dev", where=CPU)
     texts = [json.loads(line)["text"] for line in (tmp_path / "completed.jsonl").read_text().splitlines()]
     kept = ("bad .*cab", "a .*fed .*dab")  # a person's text is never changed
     assert all(any(re.search(known, text) for known in kept) for text in texts)
     heard = command("transcribe", model, corpus / "0.wav")
     assert heard.code == 0
     with pytest.raises(DataError, match="it was not trained here, so there is no manifest of its own: name one"):
-        evaluate(model, device="cpu")
+        evaluate(model, where=CPU)
 
 
 def test_pieces_of_words_are_labels(tmp_path: Path, corpus: Path) -> None:
@@ -139,7 +140,7 @@ def test_pieces_of_words_are_labels(tmp_path: Path, corpus: Path) -> None:
     encoded = tokeniser.encode("a bad cab fed", marked=True)
     assert [tokeniser.vocabulary[label] for label in encoded.labels] == ["a", "b", "##ad", "cab", "▁", "##fe", "##d"]
     assert tokeniser.decode(encoded.labels) == "a bad cab fed"
-    complete(model, corpus / "manifest.jsonl", tmp_path / "completed.jsonl", split="dev", device="cpu")
+    complete(model, corpus / "manifest.jsonl", tmp_path / "completed.jsonl", split="dev", where=CPU)
     texts = [json.loads(line)["text"] for line in (tmp_path / "completed.jsonl").read_text().splitlines()]
     assert all(re.search("bad .*cab|a .*fed .*dab", text) for text in texts)
     pieces = ("text.unit=word", "text.unknown=letters", "text.missing=null", "data.drop.p=0.5")

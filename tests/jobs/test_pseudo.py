@@ -1,4 +1,4 @@
-"""`starseq pseudo`: every row that goes in comes out or is listed; shards and stopped jobs give the same bytes; students can
+"""`starseq pseudo`: every row that goes in comes out or is listed; stopped jobs give the same bytes; students can
 train on what comes out."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.run_folder import make_run
+from tests.run_folder import CPU, grouped, make_run
 from tests.tiny import SETTINGS
 
 from starseq import cli, runs
@@ -34,7 +34,6 @@ from starseq.decode.greedy import greedy
 from starseq.jobs import _label, _stream
 from starseq.jobs import pseudo as job
 from starseq.jobs._fill import Filled, fill, places_of_marks
-from starseq.jobs._stream import Shard
 from starseq.jobs.drop import drop
 from starseq.jobs.evaluate import evaluate
 from starseq.jobs.train import train
@@ -67,7 +66,9 @@ def partial(run: Path) -> Path:
 
 
 def label(run: Path, manifest: Path, target: Path, kind: Any = "keep-known", **settings: Any) -> job.Summary:
-    return job.pseudo(run, manifest, target, kind=kind, **{"device": "cpu", "workers": 0, "force": True, **settings})
+    return job.pseudo(
+        run, manifest, target, kind=kind, **grouped(**{"device": "cpu", "workers": 0, "force": True, **settings})
+    )
 
 
 def contains(text: str, row: Row) -> bool:
@@ -124,7 +125,7 @@ def test_in_is_out_and_failed(run: Path, partial: Path, tmp_path: Path, kind: jo
         if kind != "confident":
             assert not any(new.partial("char").open)
     if kind == "confident":
-        assert summary.tally.labels["taken_out"] > 0
+        assert summary.labels["taken_out"] > 0
         assert any(has_gap(row.text) for row in after.values())
     left = [json.loads(line) for line in (tmp_path / "deep" / "out.left.jsonl").read_text().splitlines()]
     assert {(one["id"], one["position"]) for one in left if "position" in one} == {
@@ -133,7 +134,7 @@ def test_in_is_out_and_failed(run: Path, partial: Path, tmp_path: Path, kind: jo
         if row["split"] == "train"
         for position in places_of_marks(row.text)
     }
-    assert sum("position" in one for one in left) == summary.tally.gaps["left"]
+    assert sum("position" in one for one in left) == summary.gaps["left"]
     assert (kind == "confident") == any("guess" in one for one in left)
     saved = json.loads((tmp_path / "deep" / "out.summary.json").read_text())
     assert saved == json.loads(json.dumps(summary.to_dict()))
@@ -190,8 +191,8 @@ def test_words_of_a_teacher_are_letters_of_a_student(tmp_path: Path) -> None:
     made = word_run(tmp_path / "words")
     manifest = made / "data" / "manifest.jsonl"
     summary = label(made, manifest, tmp_path / "out.jsonl", "confident", threshold=0.9)
-    assert summary.tally.labels["outside_vocabulary"] == 1  # the zebu
-    assert summary.tally.labels["taken_out"] > 0
+    assert summary.labels["outside_vocabulary"] == 1  # the zebu
+    assert summary.labels["taken_out"] > 0
     letters = Tokeniser(Vocabulary("abcdefghijklmnopqrstuvwxyz'23* "), "char", normaliser=Normaliser(squeeze=True))
     marked = 0
     for row in read_manifest(tmp_path / "out.jsonl"):
@@ -262,14 +263,14 @@ def test_rows_that_need_no_student_to_guess(run: Path, partial: Path, tmp_path: 
     assert [row.text for row in after[:2]] == texts[:2]
     assert (after[0]["confidence"], after[0]["added"]) == (1.0, [])
     assert "source" not in after[1].fields
-    assert (summary.done, summary.failed, summary.tally.gaps["filled"]) == (
+    assert (summary.done, summary.failed, summary.gaps["filled"]) == (
         3,
         1,
         sum("added" in row.fields and bool(row["added"]) for row in after),
     )
     for text, row in zip(texts[2:], after[2:], strict=True):
         assert re.fullmatch(".*".join(map(re.escape, text.split("*"))), row.text)
-    assert summary.tally.labels["outside_vocabulary"] == 7  # an accent that stands alone is joined first
+    assert summary.labels["outside_vocabulary"] == 7  # an accent that stands alone is joined first
     (failed,) = (json.loads(line) for line in (tmp_path / "out.failed.jsonl").read_text().splitlines())
     assert failed["reason"].endswith("smaller model.stride has more frames")
     with pytest.raises(DataError, match="reads next to nothing"):
@@ -281,70 +282,11 @@ def read_all(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in OUT}
 
 
-@pytest.mark.parametrize(("kind", "block"), [("plain", 1), ("keep-known", 4), ("confident", 4)])
-def test_shards_are_the_whole_to_the_byte(
-    run: Path, partial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: job.Kind, block: int
-) -> None:
-    """Also where a block is one batch of the model, one row fails, and processes search."""
-    monkeypatch.setattr(_stream, "_FEWEST_BLOCKS", LINES // block)
-    rows = [row.fields for row in read_manifest(partial)]
-    rows[5]["text"] = "1" * 500  # more labels than frames
-    manifest = partial.with_name(f"{kind}.jsonl")
-    write_manifest(manifest, rows)
-    settings: dict[str, Any] = {"kind": kind, "threshold": 0.15}
-    whole = label(run, manifest, tmp_path / "whole" / "out.jsonl", **settings)
-    for index in (3, 1, 2):
-        label(run, manifest, tmp_path / "parts" / "out.jsonl", shard=Shard(index, 3), workers=index == 2, **settings)
-    done: list[tuple[int, int | None]] = []
-    merged = label(
-        run, manifest, tmp_path / "parts" / "out.jsonl", merge=3, progress=lambda *at: done.append(at), **settings
-    )
-    assert read_all(tmp_path / "parts") == read_all(tmp_path / "whole")
-    assert (merged.done, merged.failed, merged.other) == (whole.done, whole.failed, whole.other)
-    assert done[-1] == (whole.rows, whole.rows)
-    assert whole.failed >= (kind != "plain")
-    sizes = [len((tmp_path / "parts" / f"out.{i}-of-3.jsonl").read_text().splitlines()) for i in (1, 2, 3)]
-    assert sum(sizes) == whole.out
-    if block == 1 and not whole.failed:  # every third row
-        assert max(sizes) - min(sizes) <= 1
-
-
-def test_shards_that_do_not_belong_together(run: Path, partial: Path, tmp_path: Path) -> None:
-    target = tmp_path / "out.jsonl"
-    label(run, partial, target, shard=Shard(1, 2))
-    with pytest.raises(DataError, match=r"out\.2-of-2\.summary\.json: no such file: shard 2/2 is not done"):
-        label(run, partial, target, merge=2)
-    label(run, partial, target, shard=Shard(2, 2), beta=0.5)
-    with pytest.raises(DataError, match=r"out\.2-of-2.*was made with another beta: 0\.5, and here it is 0\.0"):
-        label(run, partial, target, merge=2)
-    label(run, partial, target, shard=Shard(2, 2))
-    second = tmp_path / "out.2-of-2.jsonl"
-    lines = second.read_bytes().splitlines(keepends=True)
-    second.write_bytes(b"".join(lines[:-1]))
-    with pytest.raises(DataError, match=r"out\.2-of-2\.jsonl: \d rows and 0 failed, where its summary counts"):
-        label(run, partial, target, merge=2)
-    second.write_bytes(b"".join([*lines[1:], lines[0]]))
-    with pytest.raises(DataError, match=r"out\.2-of-2\.jsonl: row 'train-\d+' is neither there nor among the failed"):
-        label(run, partial, target, merge=2)
-    second.write_bytes(b"".join([*lines, lines[0].replace(b'"id": "train', b'"id": "again')]))
-    path = tmp_path / "out.2-of-2.summary.json"
-    saved = path.read_text()
-    path.write_text(saved.replace(f'"out": {len(lines)}', f'"out": {len(lines) + 1}'))
-    with pytest.raises(DataError, match=r"out\.2-of-2\.jsonl: row 'again-\d+' is not one of this manifest's"):
-        label(run, partial, target, merge=2)
-    assert not target.exists()
-    second.write_bytes(b"".join(lines))
-    path.write_text(saved)
-    label(run, partial, target, merge=2)
-    path.write_text("{}")
-    with pytest.raises(DataError, match=r"summary\.json: damaged; do shard 2/2 again"):
-        label(run, partial, target, merge=2)
-
-
 KILLED = """
 import os, signal, sys
 from starseq.jobs import _label, _stream
 from starseq.jobs import pseudo as job
+from starseq.jobs._where import Where
 _stream._FEWEST_BLOCKS = 3
 real, count = _label.Labeller._winner, []
 def dies(*arguments):
@@ -353,7 +295,7 @@ def dies(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*arguments)
 _label.Labeller._winner = dies
-job.pseudo(sys.argv[1], sys.argv[2], sys.argv[3], kind="confident", threshold=0.15, device="cpu", workers=2, force=True)
+job.pseudo(*sys.argv[1:], kind="confident", threshold=0.15, force=True, where=Where("cpu", workers=2))
 """
 
 
@@ -367,10 +309,10 @@ def test_a_killed_job_goes_on(run: Path, partial: Path, tmp_path: Path, monkeypa
     # Reads until nobody can write: workers that outlived their parent would hold the pipe.
     killed = subprocess.run(arguments, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=-1, timeout=300)
     assert killed.returncode == -signal.SIGKILL
-    hidden = target.with_name(".out.jsonl.partial")
+    hidden = target.with_name(".out.jsonl.part-1")
     lines = hidden.read_bytes().splitlines(keepends=True)
-    assert len(lines) == 3
-    hidden.write_bytes(b"".join([*lines, lines[0], b'{"done": {"row"']))  # as if in the middle of a write
+    assert len(lines) == 1
+    hidden.write_bytes(b"".join([*lines, b'[1, [{"done": {"row"']))  # as if in the middle of a write
     assert not target.exists()
     worked: list[int] = []
     real = _label.Labeller._winner
@@ -448,10 +390,6 @@ def test_empty_readings_are_no_rows(tmp_path: Path) -> None:
     reasons = {json.loads(line)["reason"] for line in (tmp_path / "whole" / OUT[2]).read_text().splitlines()}
     assert reasons == {"nothing was read"}
     assert summary.to_dict()["confidence"]["mean"] is None
-    for index in (1, 2):  # a shard without any row is whole too
-        label(folder, manifest, tmp_path / "parts" / "out.jsonl", "plain", shard=Shard(index, 2))
-    label(folder, manifest, tmp_path / "parts" / "out.jsonl", "plain", merge=2)
-    assert read_all(tmp_path / "parts") == read_all(tmp_path / "whole")
 
 
 @pytest.fixture(scope="module")
@@ -492,7 +430,7 @@ def test_language_models(run: Path, partial: Path, tmp_path: Path, sevens: Path)
     alone, _ = shares("keep-known", "alone")
     again, source = shares("keep-known", "again", rescore=sevens, beam=50)
     assert again > alone
-    assert source["rescore"]["unit"] == "char"
+    assert source["rescore"]["lm"].startswith("sevens.arpa ")
 
 
 @pytest.mark.parametrize("kind", ["keep-known", "confident"])
@@ -519,12 +457,6 @@ def test_several_runs(run: Path, partial: Path, tmp_path: Path, kind: job.Kind) 
     assert "also" not in rows(alone)[0]["source"]
     known = {row.id: row for row in read_manifest(partial)}
     assert all(contains(row.text.replace("*", ""), known[row.id]) for row in rows(both))
-    for index in (2, 1):
-        label(run, partial, tmp_path / "parts" / "out.jsonl", also=[other], shard=Shard(index, 2), **settings)
-    label(run, partial, tmp_path / "parts" / "out.jsonl", also=[other], merge=2, **settings)
-    assert read_all(tmp_path / "parts") == read_all(tmp_path / "both")
-    with pytest.raises(DataError, match="was made with another also"):
-        label(run, partial, tmp_path / "parts" / "out.jsonl", also=[run], merge=2, **settings)
 
 
 def test_several_runs_of_other_frames_stopped_and_rescored(
@@ -586,7 +518,7 @@ def test_the_runs_own_manifest_keeps_its_holes(tmp_path: Path) -> None:
     other = Path(shutil.copy(manifest, folder / "data" / "other.jsonl"))
     summary = label(folder, other, tmp_path / "other.jsonl")
     known = sum(len(row.text) for row in read_manifest(other) if row["split"] == "train")
-    assert summary.tally.labels["known"] == known  # what another manifest says is known
+    assert summary.labels["known"] == known  # what another manifest says is known
 
 
 @pytest.mark.parametrize(("kind", "criterion"), [("plain", "ctc"), ("keep-known", "ctc"), ("confident", "stc")])
@@ -611,7 +543,7 @@ def test_a_student_trains_on_it(run: Path, partial: Path, tmp_path: Path, kind: 
     assert any(gaps) == (kind == "confident")
     if kind == "confident":
         train(student, tmp_path / "student")
-        (split,) = evaluate(tmp_path / "student", splits=["test"], device="cpu").splits
+        (split,) = evaluate(tmp_path / "student", splits=["test"], where=CPU).splits
         assert len(split.readings) == sum(row["split"] == "test" for row in read_manifest(partial))
 
 
@@ -629,20 +561,14 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Callable[..., tuple
 def test_the_command(run: Path, partial: Path, tmp_path: Path, command: Any, sevens: Path) -> None:
     target = tmp_path / "out.jsonl"
     options = (run, partial, "--device", "cpu", "--workers", 0, "--kind", "confident", "--threshold", 0.15, "--force")
-    for part in ("1/2", "2/2"):
-        code, printed, _ = command(*options, "-o", target, "--shard", part)
-        assert (code, "rows labelled" in printed) == (0, True)
-    code, printed, _ = command(*options, "-o", target, "--merge", 2)
-    assert code == 0
+    code, printed, _ = command(*options, "-o", target)
+    assert (code, "rows labelled" in printed) == (0, True)
     assert "below 0.15 taken out" in printed
     assert "pseudo labels: WER" in printed
     assert target.exists()
     words = tmp_path / "words.txt"
     words.write_text("7\n")
     for arguments, sentence in {
-        ("--shard", "3/2"): "shard: 3/2 is not one of 1/2 to 2/2",
-        ("--shard", "half"): "shard: 'half' does not read like 2/4",
-        ("--shard", "1/2", "--merge", 2): "merge: the number of shards that are done, without a shard to do",
         ("--threshold", "90"): "threshold: 90.0 is not a confidence from 0 to 1",
         ("--alpha", "0.5"): "alpha: a weight of 0.5 needs a language model",
         ("--lexicon", str(words)): "lexicon: a transcript of the kind 'confident'",

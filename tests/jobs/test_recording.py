@@ -13,13 +13,14 @@ import pytest
 import soundfile
 import torch
 from tests.commands import Command
-from tests.run_folder import make_run
+from tests.run_folder import CPU, make_run
 
 from starseq import runs
 from starseq.data import audio
 from starseq.data.errors import DataError
 from starseq.decode.alignment_formats import Interval, to_srt, to_vtt
 from starseq.jobs import recording as job
+from starseq.jobs._where import Where
 from starseq.jobs.recording import align_file
 from starseq.text.tokeniser import Tokeniser
 from starseq.text.vocabulary import Vocabulary
@@ -76,7 +77,7 @@ def case(folder: Path, text: str = TEXT, *spoken: str) -> tuple[Path, Path]:
 
 def test_every_word_and_every_stretch_is_listed(ear: Ear, tmp_path: Path) -> None:
     wav, text = case(tmp_path)
-    found = align_file("run", wav, text, [tmp_path / "out" / "a.json"], device="cpu")
+    found = align_file("run", wav, text, [tmp_path / "out" / "a.json"], where=CPU)
     written = json.loads((tmp_path / "out" / "a.json").read_text())
     assert written == json.loads(json.dumps({"unit": "seconds", **vars(found)}))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.json"]
@@ -113,7 +114,11 @@ def test_pieces_join_to_the_whole(ear: Ear, tmp_path: Path, monkeypatch: pytest.
     wav, text, wave = long_case(tmp_path)
     seen: list[tuple[int, int | None]] = []
     pieces = align_file(
-        "run", wav, text, [tmp_path / "a.json"], device="cpu", progress=lambda done, total: seen.append((done, total))
+        "run",
+        wav,
+        text,
+        [tmp_path / "a.json"],
+        where=Where("cpu", progress=lambda done, total: seen.append((done, total))),
     )
     frames = len(wave) // FRAME
     assert len(ear.heard) == len(seen) == 5
@@ -122,7 +127,7 @@ def test_pieces_join_to_the_whole(ear: Ear, tmp_path: Path, monkeypatch: pytest.
     # Each neighbour has 6 seconds of the other.
     assert sum(ear.heard) == frames + (len(ear.heard) - 1) * 300
     monkeypatch.setattr(job, "PIECE", 1000.0)
-    whole = align_file("run", wav, text, [tmp_path / "b.json"], device="cpu")
+    whole = align_file("run", wav, text, [tmp_path / "b.json"], where=CPU)
     assert ear.heard[-1] == frames
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert len(pieces.words) == len(text.read_text().split())
@@ -135,24 +140,24 @@ def test_nothing_is_lost_where_a_piece_ends(ear: Ear, tmp_path: Path, seconds: f
     wave = np.resize(sound("the lazy dog ", pause=1), frames * FRAME)
     soundfile.write(tmp_path / "a.wav", wave, 16_000)
     (tmp_path / "a.txt").write_text("dog")
-    found = align_file("run", tmp_path / "a.wav", tmp_path / "a.txt", [tmp_path / "a.json"], device="cpu")
+    found = align_file("run", tmp_path / "a.wav", tmp_path / "a.txt", [tmp_path / "a.json"], where=CPU)
     assert found.end == pytest.approx(seconds)
     assert len(ear.heard) == (1 if seconds <= 30 else 2 if seconds <= 54 else 3)
 
 
 def test_a_stopped_job_goes_on_behind_the_last_piece(ear: Ear, tmp_path: Path) -> None:
     wav, text, _ = long_case(tmp_path)
-    expected = align_file("run", wav, text, [tmp_path / "whole.json"], device="cpu")
+    expected = align_file("run", wav, text, [tmp_path / "whole.json"], where=CPU)
     pieces = len(ear.heard)
     ear.heard.clear()
     ear.stops_at = 2
     with pytest.raises(KeyboardInterrupt):
-        align_file("run", wav, text, [tmp_path / "a.json"], device="cpu")
+        align_file("run", wav, text, [tmp_path / "a.json"], where=CPU)
     (partial,) = tmp_path.glob(".a.json.partial")
     partial.write_bytes(partial.read_bytes() + b"half a frame")
     ear.heard.clear()
     ear.stops_at = -1
-    assert align_file("run", wav, text, [tmp_path / "a.json"], device="cpu") == expected
+    assert align_file("run", wav, text, [tmp_path / "a.json"], where=CPU) == expected
     assert len(ear.heard) == pieces - 2
     assert not list(tmp_path.glob(".a.json.*"))
 
@@ -160,18 +165,18 @@ def test_a_stopped_job_goes_on_behind_the_last_piece(ear: Ear, tmp_path: Path) -
     ear.heard.clear()
     ear.stops_at = 2
     with pytest.raises(KeyboardInterrupt):
-        align_file("run", wav, text, [tmp_path / "a.json"], device="cpu")
+        align_file("run", wav, text, [tmp_path / "a.json"], where=CPU)
     ear.heard.clear()
     ear.stops_at = -1
     (tmp_path / "long.txt").write_text("the dog")
-    align_file("run", wav, text, [tmp_path / "a.json"], device="cpu")
+    align_file("run", wav, text, [tmp_path / "a.json"], where=CPU)
     assert len(ear.heard) == pieces
 
 
 def test_all_formats(ear: Ear, tmp_path: Path) -> None:
     wav, text = case(tmp_path, "the quick <b> zebu fox", "the quick fox jumps")
     names = ("a.json", "a.ctm", "a.TextGrid", "a.srt", "a.vtt")
-    align_file("run", wav, text, [tmp_path / name for name in names], device="cpu")
+    align_file("run", wav, text, [tmp_path / name for name in names], where=CPU)
     ctm, grid, srt, vtt = ((tmp_path / name).read_text() for name in names[1:])
     assert [line.split()[4] for line in ctm.splitlines() if line.startswith("a ")] == ["the", "quick", "fox", "*"]
     assert re.search(r"^;; no audio: <b> zebu \(0\.\d+ to 0\.\d+, confidence \d\.\d+\)$", ctm, re.MULTILINE)
@@ -212,7 +217,7 @@ def test_what_is_wrong_is_a_sentence(
     if target == "a.wav.json":
         wav.write_bytes(b"no audio")
     with pytest.raises(error, match=sentence):
-        align_file("run", wav, transcript, [tmp_path / target], device="cpu")
+        align_file("run", wav, transcript, [tmp_path / target], where=CPU)
 
 
 def test_the_command(tmp_path: Path, command: Command) -> None:
@@ -250,7 +255,7 @@ def test_a_model_of_hugging_face(kind: str, tmp_path: Path) -> None:
     model = tiny_hf.save(tmp_path / "model", kind)
     soundfile.write(tmp_path / "a.wav", 0.1 * np.random.default_rng(0).normal(size=35 * 16_000), 16_000)
     (tmp_path / "a.txt").write_text("bad cab * 12 fed")
-    found = align_file(model, tmp_path / "a.wav", tmp_path / "a.txt", [tmp_path / "a.json"], device="cpu")
+    found = align_file(model, tmp_path / "a.wav", tmp_path / "a.txt", [tmp_path / "a.json"], where=CPU)
     assert [word["word"] for word in found.outside_vocabulary] == ["12"]
     assert len(found.words) + len(found.words_without_audio) == 3
     assert found.end == pytest.approx(35, abs=0.1)

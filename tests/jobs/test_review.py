@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests import chromium
 from tests.commands import Command
-from tests.run_folder import make_run
+from tests.run_folder import CPU, make_run
 
 from starseq.data import audio
 from starseq.data.dataset import AudioReader
@@ -80,7 +80,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def completed(run: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """By a run that was never trained, of which the threshold leaves about half of the fillings out."""
     out = tmp_path_factory.mktemp("completed") / "out.jsonl"
-    complete(run, run / "data" / f"partial{request.param:d}.json", out, device="cpu", force=True, threshold=0.13)
+    complete(run, run / "data" / f"partial{request.param:d}.json", out, where=CPU, force=True, threshold=0.13)
     return out
 
 

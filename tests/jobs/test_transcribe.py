@@ -13,12 +13,12 @@ import pytest
 import torch
 from PIL import Image
 from tests.commands import Command
-from tests.run_folder import make_run
+from tests.run_folder import CPU, make_run
 
 from starseq import runs
 from starseq.data.manifest import read_bytes, read_manifest
-from starseq.decode.beam import Beam
-from starseq.jobs.decode import BeamReader
+from starseq.jobs._search import Search
+from starseq.jobs._where import Where
 from starseq.jobs.evaluate import evaluate
 from starseq.jobs.transcribe import Failure, Transcript, transcribe
 
@@ -55,7 +55,7 @@ def image(run: Path, folder: Path) -> Path:
 
 
 def transcripts(*arguments: Any, **options: Any) -> list[Transcript]:
-    found = list(transcribe(*arguments, device="cpu", **options))
+    found = list(transcribe(*arguments, **{"where": CPU, **options}))
     assert all(isinstance(one, Transcript) for one in found)
     return found
 
@@ -63,23 +63,22 @@ def transcripts(*arguments: Any, **options: Any) -> list[Transcript]:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_it_reads_what_evaluate_reads(run: Path, tmp_path: Path, workers: int) -> None:
     lm, files, done = run / "lm.arpa", images(run, tmp_path), []
-    reader = BeamReader(
-        lm=lm, rescore_lm=lm, alpha=2.0, beta=1.0, rescore_alpha=0.5, rescore_beta=3.0, beam=Beam(size=20)
-    )
-    (split,) = evaluate(run, splits=["test"], methods=reader.methods(), device="cpu").splits
+    search = Search(lm, None, lm, 2.0, 1.0, 0.5, 3.0, beam=20)
+    (split,) = evaluate(run, splits=["test"], search=search, where=CPU).splits
     read = {
         method: {reading.id: reading.hypotheses[method] for reading in split.readings}
         for method in ("greedy", "beam", "rescored")
     }
     assert len({tuple(texts.values()) for texts in read.values()}) == 3  # else this proves little
-    readers = {"beam": replace(reader, rescore_lm=None, rescore_alpha=None, rescore_beta=None, workers=workers)}
-    readers |= {"greedy": None, "rescored": replace(reader, workers=workers)}
+    beam = replace(search, rescore=None, rescore_alpha=None, rescore_beta=None)
+    searches = {"greedy": Search(), "beam": beam, "rescored": search}
     loaded = runs.load(run)
     heard = runs.emissions(loaded, loaded.manifest, split="test", root=loaded.manifest.parent)
     probs = {str(files[emission.id]): emission.log_probs.exp() for emission in heard}
     for method, texts in read.items():
         count = lambda *numbers: done.append(numbers)  # noqa: E731
-        found = transcripts(run, list(files.values()), reader=readers[method], progress=count)
+        where = Where("cpu", workers=workers, progress=count)
+        found = transcripts(run, list(files.values()), search=searches[method], where=where)
         assert [one.path for one in found] == [str(path) for path in files.values()]
         assert {id: one.text for id, one in zip(files, found, strict=True)} == texts
         for one in found:
@@ -112,7 +111,7 @@ def test_where_the_search_reads_the_same_the_places_are_the_same(
     monkeypatch.setattr(runs, "load", sure)
     path = image(run, tmp_path)
     (greedy,) = transcripts(run, [path])
-    (searched,) = transcripts(run, [path], reader=BeamReader(searched=True))
+    (searched,) = transcripts(run, [path], search=Search(beam=500))
     assert greedy.text == searched.text
     assert len(greedy.text) > 3
     for one, two in zip(greedy.tokens, searched.tokens, strict=True):
@@ -123,8 +122,7 @@ def test_where_the_search_reads_the_same_the_places_are_the_same(
 def test_a_file_that_cannot_be_read_keeps_its_place(run: Path, tmp_path: Path) -> None:
     good, bad = image(run, tmp_path), tmp_path / "bad.png"
     bad.write_bytes(b"no image")
-    reader = BeamReader(searched=True, beam=Beam(size=5), workers=1)
-    found = list(transcribe(run, [good, bad, good], reader=reader, device="cpu"))
+    found = list(transcribe(run, [good, bad, good], search=Search(beam=5), where=Where("cpu", workers=1)))
     assert found[0] == found[2]
     assert found[1] == Failure(str(bad), f"{bad}: not an image that can be decoded")
 
@@ -133,7 +131,7 @@ def test_a_whole_page_is_no_line(run: Path, tmp_path: Path) -> None:
     page, heading = tmp_path / "page.png", tmp_path / "heading.png"
     Image.new("L", (900, 1200), 230).save(page)
     Image.new("L", (2000, 900), 230).save(heading)
-    refused, read = transcribe(run, [page, heading], device="cpu")
+    refused, read = transcribe(run, [page, heading], where=CPU)
     assert isinstance(refused, Failure)
     assert refused.reason.startswith(f"{page}: 900 x 1200 pixels look like a whole page, and a run reads lines;")
     assert not isinstance(read, Failure)
@@ -147,7 +145,7 @@ def test_transcripts_have_places_in_the_file_as_it_is(run: Path, tmp_path: Path)
         opened.resize((2 * width, 2 * height)).save(large)
     empty = tmp_path / "c.png"
     empty.touch()
-    one, two, three = transcribe(run, [small, large, empty], device="cpu")
+    one, two, three = transcribe(run, [small, large, empty], where=CPU)
     assert isinstance(one, Transcript)
     assert isinstance(two, Transcript)
     assert three == Failure(str(empty), f"{empty}: the file is empty")
@@ -168,7 +166,7 @@ def test_speech_has_seconds(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", *overrides, lines=1)
     noise = np.random.default_rng(0).normal(size=16_000).astype("float32") * 0.1
     soundfile.write(tmp_path / "a.wav", noise, 16_000)
-    (found,) = transcribe(run, [tmp_path / "a.wav"], device="cpu")
+    (found,) = transcribe(run, [tmp_path / "a.wav"], where=CPU)
     assert isinstance(found, Transcript)
     assert found.unit == "seconds"
     assert all(0 <= token.start < token.end <= 1.0 for token in found.tokens)
@@ -203,7 +201,7 @@ def test_the_command(run: Path, command: Command, tmp_path: Path) -> None:
 
 def test_a_beta_alone_asks_for_a_search(run: Path, tmp_path: Path) -> None:
     path = image(run, tmp_path)
-    (greedy,), (short,) = (transcripts(run, [path], reader=BeamReader(beta=beta)) for beta in (None, -5.0))
+    (greedy,), (short,) = (transcripts(run, [path], search=Search(beta=beta)) for beta in (None, -5.0))
     assert len(short.text) < len(greedy.text)
 
 

@@ -13,7 +13,9 @@ import torch
 from starseq.data.errors import DataError
 from starseq.data.manifest import Row
 from starseq.decode.beam import Beam
-from starseq.jobs import decode, tune
+from starseq.jobs import _search, tune
+from starseq.jobs._search import Search
+from starseq.jobs._where import Where
 from starseq.text.tokeniser import Tokeniser
 from starseq.text.vocabulary import Vocabulary
 
@@ -73,16 +75,24 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeRun:
         yield SimpleNamespace(id="hole", log_probs=logits.log_softmax(1), reference="a b", row=row)
 
     monkeypatch.setattr(tune.runs, "load", lambda folder, **options: made)
-    for module in (tune, decode):
-        monkeypatch.setattr(module, "data_root", lambda recipe, folder: None)
-    monkeypatch.setattr(decode, "emissions", emissions)
+    monkeypatch.setattr(tune, "data_root", lambda recipe, folder: None)
+    monkeypatch.setattr(tune.runs, "emissions", emissions)
     made.asked = asked
     return made
 
 
+def texts_of(run: MadeRun, search: Search, method: str) -> list[str]:
+    """What a search reads in the rows that have a complete text."""
+    with _search.reading(run, search, Where("cpu")) as begin:
+        emitted = tune.runs.emissions(run, run.manifest, split=None, device="cpu", root=None, progress=None)
+        found = [begin(one.id, one.log_probs)()[method].text for one in emitted if one.row.complete]
+    run.asked.pop()
+    return found
+
+
 def test_the_weights_found_read_better_and_are_kept(run: MadeRun, tmp_path: Path) -> None:
     lm = tmp_path / "lm.arpa"
-    found = tune.tune(run.folder, lm=lm, beam=Beam(size=20))
+    found = tune.tune(run.folder, search=Search(lm, beam=20))
     assert found.metric == "WER"
     assert found.beam.percent < found.greedy
     assert found.beam.percent == min(point.percent for point in found.rounds)
@@ -94,44 +104,41 @@ def test_the_weights_found_read_better_and_are_kept(run: MadeRun, tmp_path: Path
     assert [line.split()[0] for line in found.report().splitlines()] == ["alpha", "greedy", "beam"]
 
     # A search with these weights gives that very error rate, and `evaluate` would take them from the run.
-    reader = decode.BeamReader(lm=lm, beam=Beam(size=20))
-    texts = reader.methods()["beam"](run, run.manifest, "dev")
-    errors = tune.wer(TEXTS, [texts[f"u{n}"] for n in range(len(TEXTS))])
-    assert errors.percent == pytest.approx(found.beam.percent)
+    assert tune.wer(TEXTS, texts_of(run, Search(lm, beam=20), "beam")).percent == pytest.approx(found.beam.percent)
     assert run.asked == ["dev"]  # the model ran once
 
 
 def test_weights_with_and_without_a_language_model_are_kept_side_by_side(run: MadeRun, tmp_path: Path) -> None:
-    lm, beam = tmp_path / "lm.arpa", Beam(size=20)
+    lm = tmp_path / "lm.arpa"
     path = run.folder / "tuned.json"
     path.write_text(json.dumps({"alone": {"alpha": 0.0, "beta": 2.0, "lm": None}}))
-    tune.tune(run.folder, lm=lm, rescore=lm, beam=beam)
+    tune.tune(run.folder, search=Search(lm, rescore=lm, beam=20))
     record = json.loads(path.read_text())
     assert record["alone"] == {"alpha": 0.0, "beta": 2.0, "lm": None}
-    with_lm = decode.BeamReader(lm=lm, rescore_lm=lm)
-    assert with_lm.search_weights(run) == (record["beam"]["alpha"], record["beam"]["beta"])
+    with_lm = Search(lm=lm, rescore=lm)
+    assert with_lm.weights(run) == (record["beam"]["alpha"], record["beam"]["beta"])
     rescored = record["beam"]["rescore"]
     assert with_lm.rescore_weights(run) == (rescored["alpha"], rescored["beta"])
-    assert decode.BeamReader().search_weights(run) == (0.0, 2.0)
-    assert decode.BeamReader(beta=-1.0).search_weights(run) == (0.0, -1.0)
-    tune.tune(run.folder, lm=None, rescore=lm, beam=beam)
+    assert Search().weights(run) == (0.0, 2.0)
+    assert Search(beta=-1.0).weights(run) == (0.0, -1.0)
+    tune.tune(run.folder, search=Search(rescore=lm, beam=20))
     both = json.loads(path.read_text())
     assert both["beam"] == record["beam"]
     assert both["alone"]["rescore"]["lm"] == str(lm)
-    assert decode.BeamReader(rescore_lm=lm).rescore_weights(run)[0] == both["alone"]["rescore"]["alpha"]
-    tune.tune(run.folder, lm=lm, beam=beam)
+    assert Search(rescore=lm).rescore_weights(run)[0] == both["alone"]["rescore"]["alpha"]
+    tune.tune(run.folder, search=Search(lm, beam=20))
     assert list(json.loads(path.read_text())) == ["alone", "beam"]
     with pytest.raises(DataError, match="weights of rescore are not tuned"):  # on the n best of this search
         with_lm.rescore_weights(run)
     path.write_text("{")
-    tune.tune(run.folder, lm=None, beam=beam)
+    tune.tune(run.folder, search=Search(beam=20))
     assert list(json.loads(path.read_text())) == ["alone"]
     assert (run.folder / "plots" / "tune-alone.png").exists()
 
 
 def test_too_few_rounds(run: MadeRun, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="rounds: 1 is too few"):
-        tune.tune(run.folder, lm=tmp_path / "lm.arpa", rounds=1)
+        tune.tune(run.folder, search=Search(tmp_path / "lm.arpa"), rounds=1)
 
 
 def test_weights_belong_to_a_lexicon(run: MadeRun, tmp_path: Path) -> None:
@@ -139,15 +146,15 @@ def test_weights_belong_to_a_lexicon(run: MadeRun, tmp_path: Path) -> None:
     weights = {"alpha": 1.0, "beta": 2.0, "lexicon": words}
     tuned = {"alone": weights | {"lm": None}, "beam": weights | {"lm": str(lm)}}
     (run.folder / "tuned.json").write_text(json.dumps(tuned))
-    assert decode.BeamReader(lexicon=words).search_weights(run) == (0.0, 2.0)
-    assert decode.BeamReader(lm=lm, lexicon=words).search_weights(run) == (1.0, 2.0)
-    assert decode.BeamReader().search_weights(run) == (0.0, 0.0)
+    assert Search(lexicon=words).weights(run) == (0.0, 2.0)
+    assert Search(lm=lm, lexicon=words).weights(run) == (1.0, 2.0)
+    assert Search().weights(run) == (0.0, 0.0)
     with pytest.raises(
         DataError, match=r"tuned with .*lm\.arpa and the lexicon .*words\.txt: run `starseq tune` with .*lm\.arpa, or"
     ):
-        decode.BeamReader(lm=lm).search_weights(run)
+        Search(lm=lm).weights(run)
     with pytest.raises(DataError, match=r"run `starseq tune` with .*lm\.arpa and the lexicon other\.txt, or"):
-        decode.BeamReader(lm=lm, lexicon="other.txt").search_weights(run)
+        Search(lm=lm, lexicon="other.txt").weights(run)
 
 
 @pytest.mark.parametrize(
@@ -156,26 +163,24 @@ def test_weights_belong_to_a_lexicon(run: MadeRun, tmp_path: Path) -> None:
 def test_a_damaged_file_is_a_sentence(run: MadeRun, text: str) -> None:
     (run.folder / "tuned.json").write_text(text)
     with pytest.raises(DataError, match=r"tuned\.json: damaged; run `starseq tune` again"):
-        decode.read_tuned(run.folder)
+        _search.read_tuned(run.folder)
 
 
 def test_rescoring_has_weights_of_its_own(run: MadeRun, tmp_path: Path) -> None:
     lm = tmp_path / "lm.arpa"
-    found = tune.tune(run.folder, lm=None, rescore=lm, beam=Beam(size=20))
+    found = tune.tune(run.folder, search=Search(rescore=lm, beam=20))
     assert found.beam.alpha == 0
     assert found.rescore is not None
     assert found.rescore.percent < found.beam.percent
     assert found.rescore.alpha > 0
     assert (run.folder / "plots" / "tune-rescore.png").exists()
-    reader = decode.BeamReader(rescore_lm=lm, beam=Beam(size=20))
-    assert list(reader.methods()) == ["beam", "rescored"]
-    texts = reader.methods()["rescored"](run, run.manifest, "dev")
-    assert tune.wer(TEXTS, [texts[f"u{n}"] for n in range(len(TEXTS))]).percent == pytest.approx(found.rescore.percent)
+    texts = texts_of(run, Search(rescore=lm, beam=20), "rescored")
+    assert tune.wer(TEXTS, texts).percent == pytest.approx(found.rescore.percent)
 
 
 def test_a_stopped_search_goes_on(run: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[str] = []
-    real = decode.search_all
+    real = tune.search_all
 
     def stopping(search, emissions, **options):
         for nbest in real(search, emissions, **options):
@@ -185,55 +190,57 @@ def test_a_stopped_search_goes_on(run: MadeRun, tmp_path: Path, monkeypatch: pyt
             searched.append(nbest.id)
             yield nbest
 
-    monkeypatch.setattr(decode, "search_all", stopping)
-    cache = decode.cached_emissions(run, run.manifest, split="dev")
-    search = decode.search_of(run, lm=tmp_path / "lm.arpa", alpha=0.5)
+    monkeypatch.setattr(tune, "search_all", stopping)
+    cache = tune.cached_emissions(run, run.manifest, "dev", Beam(), Where("cpu"))
+    search = Search(tmp_path / "lm.arpa").on(run, (0.5, 0.0))
     with pytest.raises(KeyboardInterrupt):
-        decode.nbest_lists(search, cache, run.folder)
+        tune.nbest_lists(search, cache, run.folder, Where("cpu"))
     seen: list[tuple[int, int | None]] = []
-    lists = decode.nbest_lists(search, cache, run.folder, progress=lambda done, total: seen.append((done, total)))
+    lists = tune.nbest_lists(
+        search, cache, run.folder, Where("cpu", progress=lambda done, total: seen.append((done, total)))
+    )
     assert [nbest.id for nbest in lists] == cache.ids
     assert [id for id in searched if id != "stop"] == cache.ids  # none twice
     assert seen[-1] == (len(TEXTS), len(TEXTS))
     before = len(searched)
-    assert decode.nbest_lists(search, cache, run.folder) == lists
+    assert tune.nbest_lists(search, cache, run.folder, Where("cpu")) == lists
     assert len(searched) == before
-    assert len(decode.nbest_lists(search.at(0.6, 0.0), cache, run.folder)) == len(TEXTS)
+    assert len(tune.nbest_lists(search.at(0.6, 0.0), cache, run.folder, Where("cpu"))) == len(TEXTS)
     assert len(searched) > before
 
 
 def test_a_changed_model_is_read_anew(run: MadeRun) -> None:
     for _ in range(2):
-        decode.cached_emissions(run, run.manifest, split="dev")
+        tune.cached_emissions(run, run.manifest, "dev", Beam(), Where("cpu"))
     (run.folder / "model.safetensors").write_bytes(b"other weights")
-    decode.cached_emissions(run, run.manifest, split="dev")
+    tune.cached_emissions(run, run.manifest, "dev", Beam(), Where("cpu"))
     assert run.asked == ["dev", "dev"]
 
 
 def test_missing_weights_are_a_sentence(run: MadeRun, tmp_path: Path) -> None:
     lm = tmp_path / "lm.arpa"
-    reader = decode.BeamReader(lm=lm)
+    reader = Search(lm=lm)
     with pytest.raises(DataError, match="weights of beam are not tuned: run `starseq tune`"):
-        reader.read_by_beam(run, run.manifest, "dev")
+        reader.weights(run)
     (run.folder / "tuned.json").write_text(json.dumps({"beam": {"alpha": 1.0, "beta": 0.0, "lm": "other.arpa"}}))
     with pytest.raises(DataError, match=r"were tuned with other\.arpa"):
-        reader.read_by_beam(run, run.manifest, "dev")
+        reader.weights(run)
     (run.folder / "tuned.json").write_text(json.dumps({"beam": {"alpha": 0.0, "beta": 0.7, "lm": None}}))
     with pytest.raises(DataError, match="were tuned with no language model"):
-        reader.read_by_beam(run, run.manifest, "dev")
-    assert decode.BeamReader(lm=lm, alpha=0.5, beta=0.0).read_by_beam(run, run.manifest, "dev")
+        reader.weights(run)
+    assert Search(lm=lm, alpha=0.5, beta=0.0).weights(run) == (0.5, 0.0)
     (run.folder / "tuned.json").write_text("{")
     with pytest.raises(DataError, match=r"tuned\.json: damaged"):
-        reader.read_by_beam(run, run.manifest, "dev")
-    assert decode.BeamReader().methods() == {}
-    assert list(decode.BeamReader(searched=True).methods()) == ["beam"]
+        reader.weights(run)
+    assert not Search().asked
+    assert Search(beam=500).asked
     with pytest.raises(ValueError, match="alpha: a weight of 2 needs a language model, and none was given"):
-        decode.BeamReader(alpha=2.0).methods()
+        Search(alpha=2.0)
     with pytest.raises(ValueError, match="needs a language model to rescore with"):
-        decode.BeamReader(lm=lm, rescore_alpha=2.0).methods()
+        Search(lm=lm, rescore_alpha=2.0)
 
 
 def test_an_empty_split_is_a_sentence(run: MadeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(decode, "emissions", lambda *_, **__: iter(()))
+    monkeypatch.setattr(tune.runs, "emissions", lambda *_, **__: iter(()))
     with pytest.raises(DataError, match="no row of split 'dev' has a complete text to tune on"):
-        tune.tune(run.folder, lm=tmp_path / "lm.arpa")
+        tune.tune(run.folder, search=Search(tmp_path / "lm.arpa"))

@@ -1,4 +1,4 @@
-"""What the verbs share: the application, errors as sentences, progress bars, options that several verbs have."""
+"""What the verbs share: the application, errors as sentences, progress bars, arguments that several verbs have."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from starseq.extras import STOPPED, missing
-
-if TYPE_CHECKING:
-    from starseq.jobs._stream import Counts
 
 app = typer.Typer(
     name="starseq",
@@ -64,20 +61,25 @@ def fail(sentence: str, code: int = 2) -> NoReturn:
 
 
 @contextmanager
-def progress_bar(what: str, *, goes_on: bool = False, but: str = "") -> Iterator[Callable[[int, int | None], None]]:
+def progress_bar(
+    what: str, *, goes_on: bool = False, but: str = "", first: bool = True
+) -> Iterator[Callable[[int, int | None], None]]:
     """A bar on stderr, fed by ``progress(done, total)``; nothing is drawn where stderr is not a terminal.
 
-    Ctrl-C ends the command with exit code 130 and one sentence, which says whether the same command goes on.
+    Ctrl-C ends the command with exit code 130 and one sentence, which says whether the same command goes on. Of several processes
+    only the first draws and speaks.
     """
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
     try:
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        with Progress(console=console, transient=True, disable=not (first and console.is_terminal)) as bars:
             task = bars.add_task(what, total=None)
             yield lambda done, total: bars.update(task, completed=done, total=total)
     except KeyboardInterrupt:
+        if not first:
+            raise Said(130) from None
         fail(f"stopped; the same command {'goes on where this one stopped' if goes_on else 'begins anew'}{but}", 130)
 
 
@@ -107,9 +109,6 @@ def _root(
 
 
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Write bad rows to bad.jsonl beside the result, and go on.")]
-SkipUnreadable = Annotated[
-    bool, typer.Option("--skip-bad", help="List files that cannot be read among the failed, and go on.")
-]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `starseq train`.")]
 OutRows = Annotated[
     Path,
@@ -118,33 +117,11 @@ OutRows = Annotated[
         help="Manifest to write; .json is NeMo's, .jsonl.gz lhotse's, .csv and .tsv are tables, .srt and .vtt subtitles.",
     ),
 ]  # fmt: skip
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")]
 Root = Annotated[
     Path | None,
     typer.Option(help="Folder that holds every file that the manifest names.", show_default="the manifest's folder"),
 ]
-Alpha = Annotated[float | None, typer.Option(help="Weight of --lm.", show_default="as tuned")]
-RescoreAlpha = Annotated[float | None, typer.Option(help="Weight of --rescore.", show_default="as tuned")]
-Beta = Annotated[float | None, typer.Option(help="Weight of the length.", show_default="as tuned")]
-NGram = Annotated[Path | None, typer.Option(help="n-gram model of the search: ARPA, plain or .gz, or KenLM's binary.")]
-Lexicon = Annotated[Path | None, typer.Option(help="Words that a model of letters is held to, one a line.")]
-Rescore = Annotated[
-    Path | None, typer.Option(help="Language model that reorders the n best: ours, Hugging Face's, or ARPA.")
-]
-RescoreUnit = Annotated[Literal["char", "word"], typer.Option(help="What --rescore-beta counts.")]
-BeamTokens = Annotated[int, typer.Option(help="Tokens of each frame that extend hypotheses.")]
-Workers = Annotated[int, typer.Option(min=0, help="Processes that search; 0 is this one alone.")]
 NoText = Annotated[bool, typer.Option("--no-text", help="Rows need no text: the manifest is not transcribed.")]
-
-
-def echo_outside(counts: Counts) -> None:
-    """Says how many known labels no result holds, if there are any."""
-    if counts.outside:
-        typer.echo(
-            f"starseq: {counts.outside:,} known labels are outside of the run's vocabulary, and no result holds them: "
-            "see the field outside_vocabulary",
-            err=True,
-        )
 
 
 def echo_bad(folder: Path, rows: int) -> None:

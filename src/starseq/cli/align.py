@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from starseq.cli._app import Device, Root, RunFolder, SkipUnreadable, app, echo_outside, progress_bar
+from starseq.cli._app import RunFolder, app
+from starseq.cli._options import Machine, options
 
 if TYPE_CHECKING:
     from starseq.jobs.recording import Aligned
 
 
 @app.command()
+@options(where="device root skip_bad", together=True)
 def align(
     run: RunFolder,
     source: Annotated[
@@ -40,9 +42,7 @@ def align(
     log_penalty: Annotated[
         float | None, typer.Option("--lambda", help="Log-weight of a missing label.", show_default="the run's")
     ] = None,
-    device: Device = "auto",
-    root: Root = None,
-    skip_bad: SkipUnreadable = False,
+    where: Machine,
 ) -> None:
     """Find where known labels lie, and where some are missing.
 
@@ -55,12 +55,12 @@ def align(
     if transcript is not None:
         from starseq.jobs.recording import align_file
 
-        if format != "json" or split or log_penalty is not None or root or skip_bad:
+        if format != "json" or split or log_penalty is not None or where.values["root"] or where.values["skip_bad"]:
             raise ValueError(
                 "--format, --split, --lambda, --root and --skip-bad are for manifests; of a recording the suffix is the format"
             )
-        with progress_bar("Listening", goes_on=True) as progress:
-            found = align_file(run, source, transcript, out, device=device, progress=progress)
+        with where.at_work("Listening") as place:
+            found = align_file(run, source, transcript, out, where=place)
         typer.echo(f"{', '.join(map(str, out))}: {_summary(found)}")
         return
     from starseq.data import audio
@@ -71,13 +71,15 @@ def align(
     if len(out) > 1:
         raise ValueError("--out: the result of a manifest is one folder")
     (folder,) = out
-    with progress_bar("Aligning", goes_on=True) as progress:
-        counts = job.align(
-            run, source, folder, format=format, split=split, log_penalty=log_penalty, device=device, root=root,
-            skip_bad=skip_bad, progress=progress,
-        )  # fmt: skip
+    with where.at_work("Aligning") as place:
+        counts = job.align(run, source, folder, format=format, split=split, log_penalty=log_penalty, where=place)
     typer.echo(f"{folder}: {counts.done:,} of {counts.rows:,} rows aligned")
-    echo_outside(counts)
+    if counts.outside:
+        typer.echo(
+            f"starseq: {counts.outside:,} known labels are outside of the run's vocabulary, and no result holds them: "
+            "see the field outside_vocabulary",
+            err=True,
+        )
     if counts.failed:
         typer.echo(f"starseq: {counts.failed:,} rows failed, see {folder / 'failed.jsonl'}", err=True)
         raise SystemExit(1)

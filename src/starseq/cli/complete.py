@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from starseq.cli._app import Device, OutRows, Root, RunFolder, SkipUnreadable, app, progress_bar
+from starseq.cli._app import OutRows, RunFolder, app
+from starseq.cli._options import Machine, options
+
+if TYPE_CHECKING:
+    from starseq.jobs._search import Search
 
 
 @app.command()
+@options(search="lm alpha beta beam", where="device root skip_bad", together=True)
 def complete(
     run: RunFolder,
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Rows with gaps.")],
     out: OutRows,
+    *,
     threshold: Annotated[
         float, typer.Option(help="Write a filling only if its least sure token has at least this confidence.")
     ] = 0.5,
     split: Annotated[str | None, typer.Option(help="Only the rows of this split.")] = None,
-    lm: Annotated[Path | None, typer.Option(help="n-gram language model over the run's tokens, ARPA or .gz.")] = None,
-    alpha: Annotated[
-        float | None, typer.Option(help="Weight of --lm.", show_default="what `starseq tune` found with it")
-    ] = None,
-    beta: Annotated[
-        float | None, typer.Option(help="Added for every token.", show_default="what `starseq tune` found, else 0")
-    ] = None,
-    beam: Annotated[int, typer.Option(help="Prefixes that the search keeps after each frame.")] = 100,
     force: Annotated[
         bool, typer.Option("--force", help="Fill gaps with a run whose error on dev is above 50 %.")
     ] = False,
@@ -40,9 +38,8 @@ def complete(
             metavar="FILE.json", help="Nothing is read: write MANIFEST with what a person decided on its sheet."
         ),
     ] = None,
-    device: Device = "auto",
-    root: Root = None,
-    skip_bad: SkipUnreadable = False,
+    search: Search,
+    where: Machine,
 ) -> None:
     """Fill the gaps, and keep what is known to the byte.
 
@@ -71,11 +68,10 @@ def complete(
         return
     if review is not None:
         check_target(review, manifest, out)
-    with progress_bar("Completing", goes_on=True) as progress:
+    with where.at_work("Completing") as place:
         counts = job.complete(
-            run, manifest, out, threshold=threshold, split=split, lm=lm, alpha=alpha, beta=beta, beam=beam,
-            force=force, device=device, root=root, skip_bad=skip_bad, progress=progress,
-        )  # fmt: skip
+            run, manifest, out, threshold=threshold, split=split, search=search, force=force, where=place
+        )
     typer.echo(
         f"{out}: {counts.rows:,} rows; {counts.filled:,} gaps filled, {counts.left:,} gaps left, "
         f"{counts.untouched:,} rows untouched, {counts.failed:,} rows failed"
@@ -84,7 +80,7 @@ def complete(
     if counts.unmarked:
         typer.echo(f"starseq: {counts.unmarked:,} rows {OPEN_EVERYWHERE}", err=True)
     if review is not None:
-        rows, total = write_sheet(run, out, review, root=manifest.parent if root is None else root)
+        rows, total = write_sheet(run, out, review, root=where.values["root"] or manifest.parent)
         typer.echo(
             f"{review}: {rows:,} of {total:,} rows with gaps, to open in a browser; then, with the file that it saves:"
         )

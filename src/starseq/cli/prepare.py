@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, get_args
 import typer
 from typer.core import TyperGroup
 
-from starseq.cli._app import Root, SkipBad, app, echo_bad, progress_bar
+from starseq.cli._app import app, echo_bad, progress_bar
+from starseq.cli._options import Machine, options
 
 
 class _CorpusVerbs(TyperGroup):
@@ -100,14 +101,14 @@ app.add_typer(prepare_app, name="prepare")
 
 
 @prepare_app.command("features")
+@options(where="root workers skip_bad", together=True)
 def prepare_features(
     source: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Manifest of audio.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write: manifest.jsonl and shards.")],
+    *,
     rate: Annotated[int, typer.Option(help="Sampling rate, Hz; audio of another one is resampled.")] = 16_000,
     bands: Annotated[int, typer.Option(help="Mel bands.")] = 80,
-    root: Root = None,
-    workers: Annotated[int, typer.Option(min=0, help="Processes; 0 works in this one.")] = 0,
-    skip_bad: SkipBad = False,
+    where: Machine,
 ) -> None:
     """Log-mel features of a manifest, stored.
 
@@ -115,10 +116,8 @@ def prepare_features(
     """
     from starseq.jobs import prepare as job
 
-    with progress_bar("Computing features", goes_on=True) as progress:
-        result = job.features(
-            source, target, rate=rate, bands=bands, root=root, workers=workers, skip_bad=skip_bad, progress=progress
-        )
+    with where.at_work("Computing features") as place:
+        result = job.features(source, target, rate=rate, bands=bands, where=place)
     typer.echo(f"{target}: {result.rows:,} rows, {result.reused_shards:,} shards were there already")
     if (rate, bands) != (16_000, 80):
         typer.echo(f"a recipe reads them with data.reader.rate={rate} data.reader.bands={bands}")

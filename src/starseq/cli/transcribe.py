@@ -4,52 +4,31 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from starseq.cli._app import (
-    Alpha,
-    BeamTokens,
-    Beta,
-    Device,
-    Lexicon,
-    NGram,
-    Rescore,
-    RescoreAlpha,
-    RescoreUnit,
-    RunFolder,
-    Workers,
-    app,
-    progress_bar,
-)
+from starseq.cli._app import RunFolder, app
+from starseq.cli._options import Machine, options
+
+if TYPE_CHECKING:
+    from starseq.jobs._search import Search
 
 
 @app.command()
+@options(search="lm lexicon rescore alpha beta rescore_alpha rescore_beta beam beam_tokens", where="device workers")
 def transcribe(
     run: RunFolder,
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Audio, or images of text lines.")],
+    *,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write.", show_default="standard output")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="JSON Lines with every token, its place and its confidence.")
     ] = False,
-    lm: NGram = None,
-    lexicon: Lexicon = None,
-    rescore: Rescore = None,
-    alpha: Alpha = None,
-    beta: Beta = None,
-    rescore_alpha: RescoreAlpha = None,
-    rescore_beta: Beta = None,
-    rescore_unit: RescoreUnit = "char",
-    beam: Annotated[
-        int | None,
-        typer.Option(help="Hypotheses that the search keeps after each frame.", show_default="500 with --lm"),
-    ] = None,
-    beam_tokens: BeamTokens = 50,
-    workers: Workers = 0,
-    device: Device = "auto",
+    search: Search,
+    where: Machine,
 ) -> None:
     """Read files with a trained model.
 
@@ -58,21 +37,13 @@ def transcribe(
     on standard error, the others are read, and the exit code is 1.
     """
     from starseq.data.files import check_target, write_bytes
-    from starseq.decode.beam import Beam
     from starseq.jobs import transcribe as job
-    from starseq.jobs.decode import BeamReader
-    from starseq.jobs.evaluate import device_of
 
     if out is not None:
         check_target(out, *files)
     lines, failures = [], []
-    reader = BeamReader(
-        lm, lexicon, rescore, alpha, beta, rescore_alpha, rescore_beta, rescore_unit,
-        Beam(size=500 if beam is None else beam, tokens=beam_tokens), workers, device_of(device),
-        searched=beam is not None,
-    )  # fmt: skip
-    with progress_bar("Reading") as progress:
-        for result in job.transcribe(run, files, reader=reader, device=device, progress=progress):
+    with where.at_work("Reading", goes_on=False) as place:
+        for result in job.transcribe(run, files, search=search, where=place):
             if isinstance(result, job.Failure):
                 failures.append(result.reason)
                 continue

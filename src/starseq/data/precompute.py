@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -44,6 +44,16 @@ class Precomputed(NamedTuple):
     reused_shards: int
 
 
+class Together(Protocol):
+    """Several processes that store features together: shards are dealt out to them, and the first goes on when all are there."""
+
+    def mine(self, number: int) -> bool: ...
+
+    def begin(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+
 def precompute(
     manifest: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -53,12 +63,14 @@ def precompute(
     workers: int = 0,
     skip_bad: bool = False,
     progress: Progress | None = None,
+    together: Together | None = None,
 ) -> Precomputed:
     """Stores the frames of every row of `manifest` under the folder `out`; `reader` takes them in place of audio.
 
     Shards are named by what they hold (the rows and the reader's settings), written atomically, and reused: a run that
     was stopped goes on where it was. The manifest comes last. `workers` processes share the work; 0 works in this one.
-    A bad row raises `ManifestError`; with `skip_bad` it goes to `bad.jsonl`. `progress` counts rows.
+    A bad row raises `ManifestError`; with `skip_bad` it goes to `bad.jsonl`. `progress` counts rows. Of several processes that
+    are `together` in it each computes its shards.
     """
     manifest, out = Path(manifest), Path(out)
     if out.resolve() == manifest.parent.resolve():
@@ -66,27 +78,32 @@ def precompute(
     bad: list[BadRow] = []
     rows = read_manifest(manifest, labelled=False, on_bad=bad.append if skip_bad else None)
     shards = [_Shard(manifest, chunk, out, reader, root) for chunk in _chunks(rows)]
-    total, done, reused = sum(len(shard.rows) for shard in shards), 0, 0
-    names = []
-    for shard, (name, problems, fresh) in zip(shards, _run(shards, workers), strict=True):
+    mine = [shard for number, shard in enumerate(shards) if together is None or together.mine(number)]
+    there = {shard.name() for shard in shards if shard.is_whole()}
+    if together is not None:
+        together.begin()
+    total, done = sum(len(shard.rows) for shard in mine), 0
+    for shard, problems in zip(mine, _run(mine, workers), strict=True):
         if problems and not skip_bad:
             raise ManifestError(problems[0].file, problems[0].line, problems[0].reason)
-        names.append(name)
-        bad += problems
-        done, reused = done + len(shard.rows), reused + (not fresh)
+        done += len(shard.rows)
         if progress is not None:
             progress(done, total)
+    if together is not None:
+        together.finish()
+    stored = [_load(shard.listing) for shard in shards]
+    bad += [BadRow(**one) for found in stored for one in found["bad"]]
     with bad_rows_beside(out / "manifest.jsonl", skip_bad, manifest) as write_bad:
         if write_bad is not None:
             for row in bad:
                 write_bad(row)
     with manifest_writer(out / "manifest.jsonl", labelled=False) as writer:
-        for name in names:
-            for fields in _load(out / f"{name}.json")["rows"]:
+        for found in stored:
+            for fields in found["rows"]:
                 writer.write(Row(fields))
         if not writer.rows:
             raise DataError(f"{manifest}: no row could be read, so no features were stored")
-    return Precomputed(writer.rows, len(bad), reused)
+    return Precomputed(writer.rows, len(bad), len(there))
 
 
 def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
@@ -94,8 +111,8 @@ def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield chunk
 
 
-def _run(shards: Sequence[_Shard], workers: int) -> Iterator[tuple[str, list[BadRow], bool]]:
-    """The shards' results, in their order."""
+def _run(shards: Sequence[_Shard], workers: int) -> Iterator[list[BadRow]]:
+    """The shards' bad rows, in their order."""
     if workers < 1:
         yield from (shard.write() for shard in shards)
         return
@@ -124,13 +141,20 @@ class _Shard(NamedTuple):
             digest.update(json.dumps(row.fields, ensure_ascii=False).encode() + b"\n")
         return f"features-{digest.hexdigest()}"
 
-    def write(self) -> tuple[str, list[BadRow], bool]:
-        """Its name, its bad rows, and whether it was computed now. Its index comes last: then it is whole."""
+    @property
+    def listing(self) -> Path:
+        return self.out / f"{self.name()}.json"
+
+    def is_whole(self) -> bool:
+        """One with bad rows is not, and is computed again: their files may have been mended."""
+        index = self.listing
+        return index.is_file() and index.with_suffix(".bin").is_file() and not _load(index)["bad"]
+
+    def write(self) -> list[BadRow]:
+        """Its bad rows. Its index comes last: then it is whole."""
+        if self.is_whole():
+            return []
         name = self.name()
-        index = self.out / f"{name}.json"
-        # A shard with bad rows is computed again: their files may have been mended.
-        if index.is_file() and (self.out / f"{name}.bin").is_file() and not _load(index)["bad"]:
-            return name, [], False
         stored, bad = [], []
         with atomic_writer(self.out / f"{name}.bin") as file:
             for row in self.rows:
@@ -144,8 +168,8 @@ class _Shard(NamedTuple):
                 kept = row.replace(path=f"{row.id}.npy", features=self.reader.key, size=size, **place)
                 stored.append(kept.fields)
                 file.write(blob)
-        write_text(index, json.dumps({"rows": stored, "bad": [asdict(b) for b in bad]}, ensure_ascii=False))
-        return name, bad, True
+        write_text(self.listing, json.dumps({"rows": stored, "bad": [asdict(b) for b in bad]}, ensure_ascii=False))
+        return bad
 
     def _frames(self, row: Row) -> tuple[bytes, float]:
         data = read_bytes(row, self.manifest.parent, self.root)

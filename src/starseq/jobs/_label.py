@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,23 +23,22 @@ from starseq.decode.ngram_automaton import NGramAutomaton
 from starseq.decode.rescore import rescore as rescored
 from starseq.jobs._fill import Filled, fill, gaps_in, listed, no_gap, unchanged
 from starseq.jobs._origins import gap_marks_of
+from starseq.jobs._search import Search
 from starseq.jobs._stream import Record
-from starseq.jobs.decode import BeamReader, scorer_of, search_of
+from starseq.jobs._where import PathLike
 from starseq.jobs.evaluate import Scores
 from starseq.lm import Scorer
-from starseq.text.gaps import Unit, has_gap, parse, split_gaps
+from starseq.text.gaps import has_gap, parse, split_gaps
 from starseq.text.known import Known, known_text
 from starseq.text.tokeniser import Tokeniser
 
-__all__ = ["KINDS", "Candidate", "Kind", "Labeller", "Method", "method_of", "scorer_for"]
+__all__ = ["KINDS", "Candidate", "Kind", "Labeller", "Method", "method_of"]
 
 Kind = Literal["plain", "keep-known", "confident"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-_BEAM, _COMPLETION_BEAM, _NBEST = 500, 100, 512
-"""as `starseq evaluate` and `starseq complete` have them"""
-
-PathLike = str | os.PathLike[str]
+BEAM = 100
+"""prefixes that the search for a completion keeps after each frame"""
 
 
 # --- reading: transcripts of an utterance, best first -----------------------------------------------------------------
@@ -113,56 +111,45 @@ def _unknown(hyp: Hypothesis) -> Candidate:
     return Candidate(hyp, (False,) * len(hyp.tokens))
 
 
-def method_of(
-    several: Sequence[runs.Run], reader: BeamReader, kind: Kind, beam: int | None, beam_tokens: int
-) -> Method:
+def method_of(several: Sequence[runs.Run], search: Search, kind: Kind) -> Method:
     """The method that the options ask for, with its weights: those given, else those tuned for the first run."""
-    reader.methods()  # raises where a weight has no language model
     run, merges = several[0], [run.merges_repeats for run in several]
     plain = kind == "plain"
-    asked = (reader.lm, reader.lexicon, reader.rescore_lm, reader.beta, beam)
-    if plain and all(option is None for option in asked):
+    if plain and not search.asked:
         return Method({"method": "greedy"}, (0.0, 0.0), lambda: _Greedy(run.tokeniser, merges[0]))
-    if not plain and reader.lexicon is not None:
+    if not plain and search.lexicon is not None:
         raise ValueError(f"lexicon: a transcript of the kind {kind!r} is held to the known labels, not to a lexicon")
-    alpha, beta = reader.search_weights(run)
-    size = beam if beam is not None else _BEAM if plain else _COMPLETION_BEAM
-    nbest = 1 if reader.rescore_lm is None else min(_NBEST, size)
+    alpha, beta = search.weights(run)
+    size = search.beam if search.beam is not None else search.limits.size if plain else BEAM
+    nbest = 1 if search.rescore is None else min(search.limits.nbest, size)
     settings: dict[str, Any] = {
-        "method": "beam" if plain else "completion", "beam": size, "beam_tokens": beam_tokens, "alpha": alpha, "beta": beta,
-        "lm": _named(reader.lm), "lexicon": _named(reader.lexicon),
+        "method": "beam" if plain else "completion", "beam": size, "beam_tokens": search.beam_tokens, "alpha": alpha, "beta": beta,
+        "lm": _named(search.lm), "lexicon": _named(search.lexicon),
     }  # fmt: skip
     weights = (0.0, 0.0)
-    if reader.rescore_lm is not None:
-        weights = reader.rescore_weights(run)
-        settings["rescore"] = {"lm": _named(reader.rescore_lm), "alpha": weights[0], "beta": weights[1]}
-        settings["rescore"] |= {"unit": reader.rescore_unit, "nbest": nbest}
+    if search.rescore is not None:
+        weights = search.rescore_weights(run)
+        rescore = {"lm": _named(search.rescore), "alpha": weights[0], "beta": weights[1], "nbest": nbest}
+        settings["rescore"] = rescore
     settings = {name: value for name, value in settings.items() if value is not None}
 
-    def search() -> _Read:
-        limits = Beam(size=size, tokens=beam_tokens, nbest=nbest)
-        return _Search(search_of(run, lm=reader.lm, lexicon=reader.lexicon, alpha=alpha, beta=beta, beam=limits))
+    def beam() -> _Read:
+        limits = Beam(size=size, tokens=search.beam_tokens, nbest=nbest)
+        return _Search(search.on(run, (alpha, beta), limits))
 
     def completion() -> _Read:
         tokens = run.tokeniser.vocabulary.tokens
-        lm = None if reader.lm is None else NGramAutomaton(reader.lm, tokens)
-        check_search(size, 0.0, beam_tokens, nbest, lm, alpha, beta, len(tokens))
-        return _Completion(
-            run.tokeniser, lm, merges,
-            {"beam": size, "tokens_per_frame": beam_tokens, "nbest": nbest, "alpha": alpha, "beta": beta},
-        )  # fmt: skip
+        lm = None if search.lm is None else NGramAutomaton(search.lm, tokens)
+        check_search(size, 0.0, search.beam_tokens, nbest, lm, alpha, beta, len(tokens))
+        limits = {"beam": size, "tokens_per_frame": search.beam_tokens, "nbest": nbest, "alpha": alpha, "beta": beta}
+        return _Completion(run.tokeniser, lm, merges, limits)
 
-    return Method(settings, weights, search if plain else completion)
+    return Method(settings, weights, beam if plain else completion)
 
 
 def _named(path: PathLike | None) -> str | None:
     """A file's name and hash, for provenance."""
     return None if path is None else f"{Path(path).name} {hash_of(path)[:16]}"
-
-
-def scorer_for(run: runs.Run, reader: BeamReader) -> Scorer:
-    assert reader.rescore_lm is not None
-    return scorer_of(run, reader.rescore_lm, lexicon=reader.lexicon is not None, device=reader.device)
 
 
 # --- a row ------------------------------------------------------------------------------------------------------------
@@ -261,8 +248,7 @@ class Labeller:
         if self.scorer is None or len(candidates) < 2:
             best(nbest)
             return candidates[0]
-        unit: Unit = self.source["rescore"]["unit"]
-        (reordered,) = rescored([nbest], self.scorer, *self.weights, unit=unit)
+        (reordered,) = rescored([nbest], self.scorer, *self.weights)
         tokens = best(reordered).tokens
         return next(candidate for candidate in candidates if candidate.hyp.tokens == tokens)
 

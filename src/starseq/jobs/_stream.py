@@ -1,12 +1,12 @@
-"""What jobs share that go through a manifest with a model, row by row: they stream, and go on where they were stopped."""
+"""What jobs share that go through a manifest with a model, row by row, on several processes; stopped, they go on."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,31 +14,16 @@ from typing import Any
 from starseq import runs
 from starseq.data.errors import DataError
 from starseq.data.files import atomic_writer, check_target, locked, write_text
-from starseq.data.manifest import ManifestError, Progress, Row, manifest_writer, read_manifest, rebaser
+from starseq.data.manifest import ManifestError, Row, manifest_writer, read_manifest, rebaser
+from starseq.jobs._where import PathLike, Where
 from starseq.text.known import known_text
 from starseq.text.tokeniser import Tokeniser
 
-__all__ = ["WHOLE", "Counts", "Places", "Shard", "outside_vocabulary", "places_of", "shard_of", "state_of", "stream"]
+__all__ = ["Job", "Places", "Rows", "outside_vocabulary", "places_of", "splits_of", "state_of", "stream"]
 
 _LARGEST_BLOCK, _FEWEST_BLOCKS = 64, 64
 
 Record = dict[str, Any]
-Work = Callable[..., "Record | Callable[[], Record]"]
-"""the emission of a row, and those of other runs, to its record"""
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Rows that went in: those that came out, and those that failed. `outside` are known labels that the run cannot write, for its
-    vocabulary lacks them, and that what came out lacks, too; rows that have some name them in the field ``outside_vocabulary``."""
-
-    done: int
-    failed: int
-    outside: int = 0
-
-    @property
-    def rows(self) -> int:
-        return self.done + self.failed
 
 
 @dataclass(frozen=True)
@@ -60,255 +45,275 @@ def places_of(run: runs.Run, row: Row) -> Places:
     return Places("columns", run.stride * (width / scaled if scaled and width else 1.0))
 
 
-@dataclass(frozen=True)
-class Shard:
-    """The part of a job that one process does: number `index` of `count`, from 1 on.
-
-    Rows are dealt out in blocks, in turn: block b goes to shard b mod count. A block is so many rows in a row as `block` says
-    of all of them: at most 64, and fewer where there are few, so that 64 shards have something to do.
-
-    >>> Shard.parse("2/3"), str(Shard(2, 3))
-    (Shard(index=2, count=3), '2-of-3')
-    >>> Shard.block(18), Shard.block(1000), Shard.block(10**6)
-    (1, 15, 64)
-    """
-
-    index: int
-    count: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.index <= self.count:
-            raise ValueError(
-                f"shard: {self.index}/{self.count} is not one of 1/{self.count} to {self.count}/{self.count}"
-            )
-
-    def __str__(self) -> str:
-        return f"{self.index}-of-{self.count}"
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """``i/n``; anything else is a `ValueError`."""
-        index, slash, count = text.partition("/")
-        if not (slash and index.isdecimal() and count.isdecimal() and int(count)):
-            raise ValueError(f"shard: {text!r} does not read like 2/4, the second of four")
-        return cls(int(index), int(count))
-
-    @staticmethod
-    def block(rows: int) -> int:
-        return max(1, min(_LARGEST_BLOCK, rows // _FEWEST_BLOCKS))
-
-
-WHOLE = Shard(1, 1)
-
-
-def shard_of(position: int, rows: int, count: int) -> int:
-    """Which of `count` shards, from 0 on, has the row at `position` of all `rows`.
-
-    >>> [shard_of(position, 6, 4) for position in range(6)]
-    [0, 1, 2, 3, 0, 1]
-    """
-    return position // Shard.block(rows) % count
-
-
 def outside_vocabulary(tokeniser: Tokeniser, row: Row) -> list[str]:
     """Known labels that a run cannot write, and that what it reads therefore lacks."""
     return list(known_text(tokeniser, row.text, marked=row.marked).unknown)
 
 
-def state_of(path: str | os.PathLike[str]) -> list[Any]:
+def state_of(path: PathLike) -> list[Any]:
     """What tells one state of a file from another without reading it."""
     state = os.stat(path)
     return [os.path.realpath(path), state.st_size, state.st_mtime_ns]
 
 
-def stream(
-    run: runs.Run,
-    manifest: str | os.PathLike[str],
-    target: str | os.PathLike[str],
-    work: Work,
-    write: Callable[[Iterator[Record]], None],
-    *,
-    settings: Mapping[str, Any],
-    also: Sequence[runs.Run] = (),
-    split: str | Collection[str] | None = None,
-    prepare: Callable[[Row], Row] | None = None,
-    shard: Shard = WHOLE,
-    failed: Path | None = None,
-    kept: Callable[[Row], Record] | None = None,
-    in_flight: int = 0,
-    device: str = "cpu",
-    root: str | os.PathLike[str] | None = None,
-    skip_bad: bool = False,
-    progress: Progress | None = None,
-) -> Counts:
-    """`work` on the emissions of every row, and `write` the records to `target` when all are there.
+def splits_of(manifest: PathLike, wanted: Iterable[str] = ()) -> dict[str | None, list[int]]:
+    """The splits of a manifest, each with its rows that lack a complete text, and those that have one. A wanted split that is not
+    there is a `DataError`."""
+    there: dict[str | None, list[int]] = {}
+    for row in read_manifest(manifest, labelled=False):
+        there.setdefault(row.get("split"), [0, 0])[row.complete] += 1
+    for split in wanted:
+        if split not in there:
+            names = ", ".join(sorted(split for split in there if split)) or "none"
+            raise DataError(f"{os.fspath(manifest)}: no row of split {split!r} (there are {names})")
+    return there
 
-    `work` gets the row's emission of `run`, then those of the runs in `also`, which `settings` have to name.
-    Rows are those of `split`, one or several (None: all), changed by `prepare`, and of them the `shard`. They go through the
-    model block by block, so that what a row gets depends on its block alone: on no shard, and on no stop. The records of a block
-    go to a hidden file beside `target`. A job with the same run, manifest and settings that finds one goes on behind its last
-    whole block; with others it begins anew. `work` may give a function in place of a record, for what other processes do: it is
-    called when `in_flight` more rows are under way. A row for which either raises ValueError is listed in `failed`,
-    ``failed.jsonl`` beside `target`; a file that cannot be read raises, or with `skip_bad` is listed too. With `kept` such rows
-    are listed and come out, too: it makes their records. Paths in `Emission.row` are relative to the folder of `target`.
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows that a job is about: of some splits (None: of all) those that `keep` likes, changed by `prepare`."""
+
+    manifest: PathLike
+    splits: Collection[str] | None = None
+    keep: Callable[[Row], bool] | None = None
+    prepare: Callable[[Row], Row] | None = None
+
+    def has(self, row: Row) -> bool:
+        return (self.splits is None or row.get("split") in self.splits) and (self.keep is None or self.keep(row))
+
+    def __iter__(self) -> Iterator[Row]:
+        return filter(self.has, read_manifest(self.manifest, labelled=False))
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a verb does with a row.
+
+    `work` gets the row's emissions, one of each run, and gives a record, or a function that waits for it: that is called when
+    `in_flight` more rows are under way. A row for which either raises ValueError is listed in the file `failed`; without one it
+    raises. `kept` makes the record of such a row, if it is to come out nevertheless. `settings` are all that decides what comes
+    out, besides the first run and the rows.
     """
-    target = Path(target)
-    failed = target.with_name("failed.jsonl") if failed is None else failed
-    for path in (target, failed):
-        check_target(path, manifest)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with locked(target, target.with_name(f".{target.name}.lock")):
-        partial, wanted, rest = (target.with_name(f".{target.name}.{part}") for part in ("partial", "settings", "rest"))
-        chosen = None if split is None else [split] if isinstance(split, str) else list(split)
-        total = sum(1 for _ in _rows_of(manifest, chosen))
-        if not total:
-            raise DataError(f"{os.fspath(manifest)}: no row is in the split {' or '.join(map(repr, chosen or ()))}")
-        size, rebase = Shard.block(total), rebaser(manifest, rest)
-        key = json.dumps(
-            {
-                "model": state_of(run.folder / "model.safetensors"),
-                "manifest": state_of(manifest),
-                "split": chosen,
-                "shard": str(shard),
-                "block": size,
-                **settings,
-            },
-            sort_keys=True,
-        )
-        if not (partial.exists() and wanted.exists() and wanted.read_text() == key):
-            partial.unlink(missing_ok=True)  # first: killed in between, old records must not pass for new ones
-            write_text(wanted, key)
-        mine = sum(shard_of(position, total, shard.count) == shard.index - 1 for position in range(total))
-        done, length = _taken_up(partial, size, mine)
-        inside = Path(manifest).parent if root is None else root
+
+    work: Callable[..., Record | Callable[[], Record]]
+    settings: Mapping[str, Any]
+    failed: Path | None = None
+    kept: Callable[[Row], Record] | None = None
+    in_flight: int = 0
+
+    def begun(self, emissions: Sequence[runs.Emission]) -> Callable[[], Record]:
+        """Begins the work on a row, and gives what waits for its record: done, or failed."""
+        row = emissions[0].row
         try:
-            with open(partial, "ab") as file:
-                file.truncate(length)
-                for rows in islice(_blocks(_rows_of(manifest, chosen), size, shard), -(-done // size), None):
-                    rows = [rebase(row if prepare is None else prepare(row)) for row in rows]
-                    bad: dict[str, str] = {}
-                    records: dict[str, Record] = {}
-                    while len(records) < len(rows):
-                        good = [row for row in rows if row.id not in bad]
-                        with manifest_writer(rest, labelled=False, checked=True) as writer:
-                            for row in good:
-                                writer.write(row)
-                        # Anew after a bad file: in a batch that it broke up, the other rows would get other bits.
-                        records = {row.id: _failure(row, bad[row.id], kept) for row in rows if row.id in bad}
-                        try:
-                            for id, record in (
-                                _worked((run, *also), rest, work, kept, in_flight, device, inside) if good else ()
-                            ):
-                                records[id] = record
-                                if progress is not None:
-                                    progress(done + len(records), mine)
-                        except ManifestError as error:
-                            row = good[error.line - 1]
-                            if not skip_bad:
-                                raise ManifestError(manifest, row.line, error.reason) from None
-                            bad[row.id] = error.reason
-                    file.write(b"".join(_line(records[row.id]) for row in rows))
-                    file.flush()
-                    os.fsync(file.fileno())
-                    done += len(rows)
-            count = _write_failed(partial, failed)
-            write(record["done"] for record in _records(partial) if "done" in record)
-        finally:
-            rest.unlink(missing_ok=True)
-        partial.unlink()
-        wanted.unlink()
-        return Counts(mine - count, count)
-
-
-def _worked(
-    several: Sequence[runs.Run], rest: Path, work: Work, kept: Callable[[Row], Record] | None, in_flight: int, device: str,
-    root: str | os.PathLike[str],
-) -> Iterator[tuple[str, Record]]:  # fmt: skip
-    """The records of the rows in `rest`, in order, each with its id."""
-    waiting: deque[tuple[str, Callable[[], Record]]] = deque()
-    for emissions in zip(*(runs.emissions(run, rest, device=device, root=root) for run in several), strict=True):
-        waiting.append((emissions[0].id, _begun(work, kept, emissions)))
-        if len(waiting) > in_flight:
-            id, record = waiting.popleft()
-            yield id, record()
-    for id, record in waiting:
-        yield id, record()
-
-
-def _begun(
-    work: Work, kept: Callable[[Row], Record] | None, emissions: Sequence[runs.Emission]
-) -> Callable[[], Record]:
-    """Begins the work on a row, and gives what waits for its record: done, or failed."""
-    row = emissions[0].row
-    try:
-        result = work(*emissions)
-    except ValueError as error:
-        failure = _failure(row, error, kept)
-        return lambda: failure
-
-    def record() -> Record:
-        try:
-            return {"done": result() if callable(result) else result}
+            result = self.work(*emissions)
         except ValueError as error:
-            return _failure(row, error, kept)
+            failure = self.failure(row, error)
+            return lambda: failure
 
-    return record
+        def record() -> Record:
+            try:
+                return {"done": result() if callable(result) else result}
+            except ValueError as error:
+                return self.failure(row, error)
 
+        return record
 
-def _failure(row: Row, reason: object, kept: Callable[[Row], Record] | None) -> Record:
-    failed = {"failed": {"id": row.id, "reason": " ".join(str(reason).split())}}
-    return failed if kept is None else {**failed, "done": kept(row)}
-
-
-def _line(record: Record) -> bytes:
-    return json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-
-
-def _taken_up(partial: Path, block: int, rows: int) -> tuple[int, int]:
-    """How many of the `rows` a stopped job has done, in whole blocks, and the bytes that they take."""
-    ends = [0]
-    if partial.exists():
-        with open(partial, "rb") as file:
-            for line in file:
-                try:
-                    json.loads(line)
-                except ValueError:
-                    break
-                if not line.endswith(b"\n"):
-                    break
-                ends.append(ends[-1] + len(line))
-    done = min(len(ends) - 1, rows)
-    if done < rows:
-        done -= done % block
-    return done, ends[done]
+    def failure(self, row: Row, reason: ValueError | str) -> Record:
+        if self.failed is None:
+            raise reason if isinstance(reason, ValueError) else DataError(reason)
+        failed = {"failed": {"id": row.id, "reason": " ".join(str(reason).split())}}
+        return failed if self.kept is None else {**failed, "done": self.kept(row)}
 
 
-def _records(partial: Path) -> Iterator[Record]:
-    with open(partial, "rb") as file:
-        yield from map(json.loads, file)
+def stream(
+    several: Sequence[runs.Run],
+    rows: Rows,
+    target: Path,
+    job: Job,
+    write: Callable[[Iterator[Record]], None],
+    where: Where,
+) -> None:
+    """Does the `job` on every row with the runs in `several`, and calls `write` with all records, in the manifest's order.
+
+    A record has ``done``, what the job gives, or ``failed``, a row's id and the reason, or both. Rows go through the models block
+    by block, so that what a row gets depends on its block alone. Blocks are dealt out to the processes in `where`; the first one
+    writes. What is done goes to hidden files beside `target`, a line for each block. A job with the same runs, rows and settings
+    goes on from there, on as many processes as it has then; with others it begins anew. A file that cannot be read raises
+    `ManifestError`, or with ``where.skip_bad`` its row failed. Paths in `Emission.row` are relative to the folder of `target`.
+    """
+    where = replace(where, device=where.torch_device)
+    ranks, parts = where.ranks, _Parts(target)
+    for path in (target, *([] if job.failed is None else [job.failed])):
+        check_target(path, rows.manifest)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    total = sum(1 for _ in rows)
+    if not total:
+        names = " or ".join(map(repr, rows.splits or ()))
+        raise DataError(f"{os.fspath(rows.manifest)}: no row is in the split {names}")
+    size = max(1, min(_LARGEST_BLOCK, total // _FEWEST_BLOCKS))
+    blocks = -(-total // size)
+    with locked(target, parts.hidden("lock" if ranks.first else f"lock-{ranks.index + 1}")):
+        if ranks.first:
+            found = {"model": state_of(several[0].weights), "manifest": state_of(rows.manifest)}
+            chosen = None if rows.splits is None else list(rows.splits)
+            parts.settle({**found, "split": chosen, "block": size, **job.settings})
+        ranks.begin()
+        left = [number for number in range(blocks) if ranks.mine(number)]
+        there = parts.done()
+        counts = [min(size, total - number * size) for number in left]
+        done = sum(count for number, count in zip(left, counts, strict=True) if number in there)
+        with parts.appending(ranks.index) as append:
+            worker = _Worker(several, rows, job, where, parts.hidden(f"rest-{ranks.index + 1}"), done, sum(counts))
+            for number, block in enumerate(_blocks(iter(rows), size)):
+                if ranks.mine(number) and number not in there:
+                    append(number, worker.records(block))
+        ranks.finish()
+        if job.failed is not None:  # even if none did, so that an old file never passes for new
+            with atomic_writer(job.failed) as file:
+                file.writelines(_line(record["failed"]) for record in parts.records(blocks) if "failed" in record)
+        write(parts.records(blocks))
+        parts.remove()
+        for path in parts.files("rest", "lock"):  # of processes that were killed
+            path.unlink()
 
 
-def _rows_of(manifest: str | os.PathLike[str], splits: Collection[str] | None) -> Iterator[Row]:
-    return (
-        row for row in read_manifest(manifest, labelled=False) if splits is None or row.get("split") in splits
-    )  # fmt: skip
+class _Parts:
+    """What is done of a job: hidden files beside its target, one for each process, a line for each block."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._wanted = self.hidden("settings")
+
+    def hidden(self, part: str) -> Path:
+        return self._target.with_name(f".{self._target.name}.{part}")
+
+    def files(self, *kinds: str) -> list[Path]:
+        starts = tuple(self.hidden(f"{kind}-").name for kind in kinds or ("part",))
+        return sorted(path for path in self._target.parent.iterdir() if path.name.startswith(starts))
+
+    def settle(self, settings: Mapping[str, Any]) -> None:
+        """Removes what was done with other settings, and writes these down."""
+        key = json.dumps(settings, sort_keys=True)
+        if not (self._wanted.exists() and self._wanted.read_text() == key):
+            self.remove()
+            write_text(self._wanted, key)
+
+    def remove(self) -> None:
+        for path in (
+            *self.files(),
+            self._wanted,
+        ):  # parts first: killed in between, old records must not pass for new ones
+            path.unlink(missing_ok=True)
+
+    def done(self) -> dict[int, tuple[Path, int]]:
+        """The file and the place of each block that is done."""
+        return {number: (path, start) for path in self.files() for number, start, _ in _whole_lines(path)}
+
+    def appending(self, index: int) -> _Appending:
+        return _Appending(self.hidden(f"part-{index + 1}"))
+
+    def records(self, blocks: int) -> Iterator[Record]:
+        """All records, in the order of their blocks."""
+        there = self.done()
+        if len(there) != blocks:
+            raise DataError(
+                f"{self._target}: {blocks - len(there)} blocks of rows are not there: do all processes see one disk?"
+            )
+        for number in range(blocks):
+            path, start = there[number]
+            with open(path, "rb") as file:
+                file.seek(start)
+                yield from json.loads(file.readline())[1]
 
 
-def _blocks(rows: Iterator[Row], size: int, shard: Shard) -> Iterator[list[Row]]:
-    """The blocks of a shard."""
-    number = 0
+class _Appending:
+    """Appends blocks to a file, each on the disk before the next; half of one, from a process that was killed, is cut off."""
+
+    def __init__(self, path: Path) -> None:
+        length = max((end for *_, end in _whole_lines(path)), default=0) if path.exists() else 0
+        self._file = open(path, "ab")  # noqa: SIM115
+        self._file.truncate(length)
+
+    def __enter__(self) -> Callable[[int, list[Record]], None]:
+        return self._append
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _append(self, number: int, records: list[Record]) -> None:
+        self._file.write(_line([number, records]))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[int, int, int]]:
+    """Block, start and end of the lines that were written to their end."""
+    start = 0
+    with open(path, "rb") as file:
+        for line in file:
+            if not line.endswith(b"]\n"):
+                return
+            yield int(line[1 : line.index(b",")]), start, start + len(line)
+            start += len(line)
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def _blocks(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
     while block := list(islice(rows, size)):
-        if number % shard.count == shard.index - 1:
-            yield block
-        number += 1
+        yield block
 
 
-def _write_failed(partial: Path, path: Path) -> int:
-    """The rows that failed, even if none did, so that an old file never passes for new. How many they are."""
-    count = 0
-    with atomic_writer(path) as file:
-        for record in _records(partial):
-            if "failed" in record:
-                file.write(_line(record["failed"]))
-                count += 1
-    return count
+class _Worker:
+    """Makes the records of blocks."""
+
+    def __init__(
+        self, several: Sequence[runs.Run], rows: Rows, job: Job, where: Where, rest: Path, done: int, total: int
+    ) -> None:
+        self._several, self._rows, self._job, self._where, self._rest = several, rows, job, where, rest
+        self._done, self._total = done, total
+        """rows of this process"""
+
+    def records(self, block: Sequence[Row]) -> list[Record]:
+        rebase, prepare = rebaser(self._rows.manifest, self._rest), self._rows.prepare
+        rows = [rebase(row if prepare is None else prepare(row)) for row in block]
+        records: dict[str, Record] = {}
+        bad: dict[str, str] = {}
+        try:
+            while len(records) < len(rows):
+                good = [row for row in rows if row.id not in bad]
+                # Anew after a bad file: in a batch that it broke up, the other rows would get other bits.
+                records = {row.id: self._job.failure(row, bad[row.id]) for row in rows if row.id in bad}
+                try:
+                    for id, record in self._worked(good):
+                        records[id] = record
+                        self._where.step(self._done + len(records), self._total)
+                except ManifestError as error:
+                    row = good[error.line - 1]
+                    if not self._where.skip_bad:
+                        raise ManifestError(self._rows.manifest, row.line, error.reason) from None
+                    bad[row.id] = error.reason
+        finally:
+            self._rest.unlink(missing_ok=True)
+        self._done += len(rows)
+        return [records[row.id] for row in rows]
+
+    def _worked(self, rows: Sequence[Row]) -> Iterator[tuple[str, Record]]:
+        """The records of rows, in order, each with its id."""
+        if not rows:
+            return
+        with manifest_writer(self._rest, labelled=False, checked=True) as writer:
+            for row in rows:
+                writer.write(row)
+        root = Path(self._rows.manifest).parent if self._where.root is None else self._where.root
+        waiting: deque[tuple[str, Callable[[], Record]]] = deque()
+        emitted = (runs.emissions(run, self._rest, device=self._where.device, root=root) for run in self._several)
+        for emissions in zip(*emitted, strict=True):
+            waiting.append((emissions[0].id, self._job.begun(emissions)))
+            if len(waiting) > self._job.in_flight:
+                id, record = waiting.popleft()
+                yield id, record()
+        for id, record in waiting:
+            yield id, record()

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import os
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
 from starseq import runs
 from starseq.data.files import atomic_writer, write_text
-from starseq.data.manifest import Progress
 from starseq.decode.align import align as align_one
 from starseq.decode.alignment_formats import STAR, Interval, to_ctm, to_textgrid
-from starseq.jobs._stream import Counts, outside_vocabulary, places_of, stream
-from starseq.jobs.evaluate import device_of
+from starseq.jobs._stream import Job, Record, Rows, outside_vocabulary, places_of, stream
+from starseq.jobs._where import PathLike, Where
 
-__all__ = ["FORMATS", "Format", "align"]
+__all__ = ["FORMATS", "Counts", "Format", "align"]
 
 Format = Literal["json", "ctm", "textgrid"]
 FORMATS: tuple[Format, ...] = ("json", "ctm", "textgrid")
@@ -27,54 +26,61 @@ FORMATS: tuple[Format, ...] = ("json", "ctm", "textgrid")
 _NAMES = {"json": "alignment.jsonl", "ctm": "alignment.ctm", "textgrid": "textgrid"}
 
 
+@dataclass(frozen=True)
+class Counts:
+    """Rows that went in: those that came out, and those that failed. `outside` are known labels that the run cannot write, for its
+    vocabulary lacks them, and that what came out lacks, too; rows that have some name them in the field ``outside_vocabulary``."""
+
+    done: int
+    failed: int
+    outside: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.done + self.failed
+
+
 def align(
-    folder: str | os.PathLike[str],
-    manifest: str | os.PathLike[str],
-    target: str | os.PathLike[str],
+    folder: PathLike,
+    manifest: PathLike,
+    target: PathLike,
     *,
     format: Format = "json",
     split: str | None = None,
     log_penalty: float | None = None,
-    device: str = "auto",
-    root: str | os.PathLike[str] | None = None,
-    skip_bad: bool = False,
-    progress: Progress | None = None,
+    where: Where = Where(),
 ) -> Counts:
     """Align the rows of `manifest` with the run in `folder`, and write the result to the folder `target`.
 
     "json" gives ``alignment.jsonl``, an object a row; "ctm" ``alignment.ctm``; "textgrid" the folder ``textgrid``, a file a row.
     Places are seconds of audio or pixel columns of an image. `log_penalty` is lambda, the run's own by default. Known labels
     that the run's vocabulary lacks are not aligned; a row that has some names them in ``outside_vocabulary``. A row that cannot
-    be aligned is listed in ``failed.jsonl``; a file that cannot be read raises, or with `skip_bad` is listed too. A job that was
-    stopped goes on where it was.
+    be aligned is listed in ``failed.jsonl``; a file that cannot be read raises, or with ``where.skip_bad`` is listed too. A job
+    that was stopped goes on where it was.
     """
     if format not in FORMATS:
         raise ValueError(f"format: {format!r} is none of {', '.join(FORMATS)}")
-    run = runs.load(folder)
+    run, target = runs.load(folder), Path(target)
     penalty = log_penalty if log_penalty is not None else run.log_penalty
     penalty = math.log(0.5) if penalty is None else penalty
     if not penalty <= 0:
         raise ValueError(f"lambda: {penalty} is not a log-weight <= 0")
+    counts: Counter[str] = Counter()
 
-    def work(emission: runs.Emission) -> dict[str, Any]:
-        return _record(run, emission, penalty)
+    def write(records: Iterator[Record]) -> None:
+        def done() -> Iterator[Record]:
+            for record in records:
+                counts.update(done="done" in record, failed="failed" in record)
+                if "done" in record:
+                    counts["outside"] += len(record["done"].get("outside_vocabulary", ()))
+                    yield record["done"]
 
-    outside = 0
+        _write(done(), target, format)
 
-    def counted(records: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        nonlocal outside
-        for record in records:
-            outside += len(record.get("outside_vocabulary", ()))
-            yield record
-
-    def write(records: Iterator[dict[str, Any]]) -> None:
-        _write(counted(records), Path(target), format)
-
-    counts = stream(
-        run, manifest, Path(target) / _NAMES["json"], work, write, settings={"log_penalty": penalty}, split=split,
-        device=device_of(device), root=root, skip_bad=skip_bad, progress=progress,
-    )  # fmt: skip
-    return replace(counts, outside=outside)
+    job = Job(lambda emission: _record(run, emission, penalty), {"log_penalty": penalty}, target / "failed.jsonl")
+    rows = Rows(manifest, None if split is None else [split])
+    stream([run], rows, target / _NAMES["json"], job, write, where)
+    return Counts(counts["done"], counts["failed"], counts["outside"])
 
 
 def _record(run: runs.Run, emission: runs.Emission, log_penalty: float) -> dict[str, Any]:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from starseq import runs
 from starseq.data.exports import rows_writer
 from starseq.data.files import atomic_writer, check_target
-from starseq.data.manifest import Progress, Row
+from starseq.data.manifest import Row
 from starseq.decode.complete import Completion, check_search
 from starseq.decode.complete import complete as complete_one
 from starseq.decode.ngram_automaton import NGramAutomaton
 from starseq.jobs._fill import Filled, check_reads, fill, gaps_in, listed, mended, next_best, no_gap, unchanged
+from starseq.jobs._label import BEAM
 from starseq.jobs._origins import Origins, gap_marks_of
-from starseq.jobs._stream import places_of, state_of, stream
-from starseq.jobs.decode import BeamReader
-from starseq.jobs.evaluate import device_of
+from starseq.jobs._search import Search
+from starseq.jobs._stream import Job, Record, Rows, places_of, state_of, stream
+from starseq.jobs._where import PathLike, Where
 from starseq.text.known import Known, known_text
 
 __all__ = ["THRESHOLD", "Counts", "complete"]
@@ -50,21 +50,15 @@ class Counts:
 
 
 def complete(
-    folder: str | os.PathLike[str],
-    manifest: str | os.PathLike[str],
-    target: str | os.PathLike[str],
+    folder: PathLike,
+    manifest: PathLike,
+    target: PathLike,
     *,
     threshold: float = THRESHOLD,
     split: str | None = None,
-    lm: str | os.PathLike[str] | None = None,
-    alpha: float | None = None,
-    beta: float | None = None,
-    beam: int = 100,
+    search: Search = Search(),
     force: bool = False,
-    device: str = "auto",
-    root: str | os.PathLike[str] | None = None,
-    skip_bad: bool = False,
-    progress: Progress | None = None,
+    where: Where = Where(),
 ) -> Counts:
     """Fill the gaps in the rows of `manifest` with what the run in `folder` reads there, and write all rows to `target`.
 
@@ -74,19 +68,18 @@ def complete(
     come out as they were.
 
     ``STEM.left.jsonl`` beside `target` lists what was read and not written, rows without a gap and rows that are nothing but a
-    gap; ``STEM.failed.jsonl`` those that cannot be aligned. A file that cannot be read raises, or with `skip_bad` is listed
-    there. `lm` is an ARPA file over the run's tokens. Weights that are None are those that `starseq tune` found with the same
-    language model, or without one. A run with an error on dev above 50 % raises `DataError`, unless `force` is given. A job that
-    was stopped goes on where it was.
+    gap; ``STEM.failed.jsonl`` those that cannot be aligned. A file that cannot be read raises, or with ``where.skip_bad`` is
+    listed there. The `search` keeps 100 prefixes unless it says otherwise; its language model is an ARPA file over the run's
+    tokens. A run with an error on dev above 50 % raises `DataError`, unless `force` is given. A job that was stopped goes on where
+    it was.
     """
     run, target = runs.load(folder), Path(target)
     if not 0 <= threshold <= 1:
         raise ValueError(f"threshold: {threshold} is not a confidence from 0 to 1")
-    model = None if lm is None else NGramAutomaton(lm, run.tokeniser.vocabulary.tokens)
-    reader = BeamReader(lm, alpha=alpha, beta=beta)
-    reader.methods()  # raises for a weight without a language model
-    alpha, beta = reader.search_weights(run)
-    search: dict[str, Any] = {"merge_repeats": run.merges_repeats, "alpha": alpha, "beta": beta, "beam": beam}
+    model = None if search.lm is None else NGramAutomaton(search.lm, run.tokeniser.vocabulary.tokens)
+    alpha, beta = search.weights(run)
+    beam = BEAM if search.beam is None else search.beam
+    settings: dict[str, Any] = {"merge_repeats": run.merges_repeats, "alpha": alpha, "beta": beta, "beam": beam}
     check_search(beam, 0.0, 1, 1, model, alpha, beta, len(run.tokeniser.vocabulary))
     check_reads(run, force)
     listing = target.with_name(f"{target.stem}.left.jsonl")
@@ -101,7 +94,7 @@ def complete(
         for more in _LENGTHS if bounded else (0.0,):
             found = complete_one(
                 emission.log_probs, known.labels, known.open, lm=model, normalized=False, keep_beam=True,
-                nbest=min(_TRIED, beam) if bounded else 1, **{**search, "beta": beta + more},
+                nbest=min(_TRIED, beam) if bounded else 1, **{**settings, "beta": beta + more},
             )  # fmt: skip
             for one in found:
                 outside = fill(known, one.tokens, **options).outside if bounded else 0
@@ -134,23 +127,20 @@ def complete(
 
     counts: Counter[str] = Counter()
 
-    def write(records: Iterator[dict[str, Any]]) -> None:
+    def write(records: Iterator[Record]) -> None:
         with rows_writer(target, labelled=False) as writer, atomic_writer(listing) as file:
             for record in records:
-                counts.update(record["counts"])
-                for left in record["left"]:
+                done = record["done"]
+                counts.update(done["counts"], rows=1, failed="failed" in record)
+                for left in done["left"]:
                     file.write(json.dumps(left, ensure_ascii=False).encode() + b"\n")
-                writer.write(Row(record["row"]))
+                writer.write(Row(done["row"]))
 
-    done = stream(
-        run, manifest, target, work, write, settings={**search, "threshold": threshold, "lm": None if lm is None else state_of(lm)},
-        split=split, failed=target.with_name(f"{target.stem}.failed.jsonl"), kept=lambda row: _kept(row, untouched=False),
-        device=device_of(device), root=root, skip_bad=skip_bad, progress=progress,
-    )  # fmt: skip
-    return Counts(
-        rows=done.rows, filled=counts["filled"], left=counts["left"], untouched=counts["untouched"], failed=done.failed,
-        unmarked=counts["unmarked"],
-    )  # fmt: skip
+    decides = {**settings, "threshold": threshold, "lm": None if search.lm is None else state_of(search.lm)}
+    failed = target.with_name(f"{target.stem}.failed.jsonl")
+    job = Job(work, decides, failed, kept=lambda row: _kept(row, untouched=False))
+    stream([run], Rows(manifest, None if split is None else [split]), target, job, write, where)
+    return Counts(**{field.name: counts[field.name] for field in fields(Counts)})
 
 
 def _kept(row: Row, left: list[dict[str, Any]] | None = None, *, untouched: bool = True) -> dict[str, Any]:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from starseq import runs
 from starseq.data.errors import DataError
-from starseq.data.manifest import Progress, read_manifest
-from starseq.decode.greedy import greedy
+from starseq.jobs._search import Search, reading
+from starseq.jobs._stream import Job, Record, Rows, splits_of, stream
+from starseq.jobs._where import PathLike, Where
 from starseq.report.marks import marked_text
 from starseq.report.readings import Reading, choose, write_readings
 from starseq.runs.folder import data_root
 from starseq.text.error_rate import ErrorCounts, cer, wer
 from starseq.text.gaps import Unit
 
-__all__ = ["Decoder", "Evaluation", "Scores", "SplitResult", "evaluate"]
-
-Decoder = Callable[[runs.Run, Path, "str | None"], Mapping[str, str]]
-"""``decoder(run, manifest, split)`` -> the text of every row, by id: a method beside greedy reading"""
+__all__ = ["Evaluation", "Scores", "SplitScores", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,18 @@ class Scores:
         right = sum(reference == read for reference, read in zip(references, hypotheses, strict=True))
         return cls(wer(references, hypotheses), cer(references, hypotheses), right, len(references))
 
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Scores:
+        """The inverse of `to_dict`."""
+        words, characters = (ErrorCounts(**record[name]) for name in ("words", "characters"))
+        return cls(words, characters, record["right"], record["sentences"])
+
+    def __add__(self, other: Scores) -> Scores:
+        return Scores(
+            self.words + other.words, self.characters + other.characters, self.right + other.right,
+            self.sentences + other.sentences,
+        )  # fmt: skip
+
     def to_dict(self) -> dict[str, Any]:
         """Percentages first, then the counts they come from."""
         return {
@@ -58,7 +68,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class SplitResult:
+class SplitScores:
     """A split: the scores of each method, and every reading."""
 
     name: str
@@ -76,7 +86,7 @@ class Evaluation:
     folder: Path
     criterion: str
     unit: Unit
-    splits: list[SplitResult]
+    splits: list[SplitScores]
 
     def table(self) -> str:
         """Error rates as text: a line for each split and method. The counts are of words, or of characters, by the run's unit."""
@@ -118,88 +128,74 @@ class Evaluation:
 
 
 def evaluate(
-    folder: str | os.PathLike[str],
-    manifest: str | os.PathLike[str] | None = None,
+    folder: PathLike,
+    manifest: PathLike | None = None,
     *,
     splits: Sequence[str] = (),
-    device: str = "auto",
-    root: str | os.PathLike[str] | None = None,
-    methods: Mapping[str, Decoder] | None = None,
-    progress: Progress | None = None,
+    search: Search = Search(),
+    where: Where = Where(),
 ) -> Evaluation:
     """Reads the splits of a manifest with the run in `folder` and counts errors against the complete texts.
 
     `manifest` is the run's own unless given. Of `splits`, by default those that the run calls dev and test, each has to
-    be there; a manifest that has neither is one split, "all". `methods` adds decoders to greedy reading, each a column of
-    its own.
+    be there; a manifest that has neither is one split, "all". Every row is decoded greedily; a `search` adds columns of its own.
     Rows without a complete text (none at all, or with a marked gap) are left out and counted.
 
     The results join those in the run's ``results.json``, section ``evaluate``: ``{split: {method: {"wer", "cer", ...}}}``,
-    where splits of another manifest carry its name. What was read goes to ``readings/SPLIT.jsonl``. `progress` counts rows.
+    where splits of another manifest carry its name. What was read goes to ``readings/SPLIT.jsonl``. An evaluation that was
+    stopped goes on where it was.
 
     Raises `DataError` where the run, the manifest or a split cannot be used.
     """
     run = runs.load(folder)
     own = manifest is None
     manifest = run.manifest if manifest is None else Path(manifest)
-    root = data_root(run.recipe, run.folder) if own and root is None else root
+    if own and where.root is None:
+        where = replace(where, root=data_root(run.recipe, run.folder))
     chosen = _splits(run, manifest, splits)
-    results = []
-    for split in chosen:
-        readings, left_out = [], 0
-        for emission in runs.emissions(
-            run, manifest, split=split, device=device_of(device), root=root, progress=progress
-        ):
-            if not emission.row.complete:
-                left_out += 1
-                continue
-            (tokens,) = greedy(
-                emission.log_probs[None], torch.tensor([len(emission.log_probs)]), merge_repeats=run.merges_repeats
-            )
-            readings.append(Reading(emission.id, emission.reference, {"greedy": run.tokeniser.decode(tokens)}))
-        for name, decoder in (methods or {}).items():
-            texts = decoder(run, manifest, split)
-            for reading in readings:
-                reading.hypotheses[name] = texts[reading.id]
-        if not readings:
-            where = f" of split {split!r}" if split else ""
-            raise DataError(f"{manifest}: no row{where} has a complete text to compare with; `transcribe` needs none")
-        name = split or "all"
-        results.append(
-            SplitResult(name if own else f"{_name_of(manifest)}: {name}", _scores(readings), readings, left_out)
+    readings: dict[str | None, list[Reading]] = {split: [] for split in chosen}
+
+    def write(records: Iterator[Record]) -> None:
+        for record in records:
+            split = None if None in readings else record["done"]["split"]
+            readings[split].append(Reading(*record["done"]["reading"]))
+
+    rows = Rows(manifest, None if None in chosen else [str(split) for split in chosen], keep=lambda row: row.complete)
+    with reading(run, search, where) as begin:
+
+        def work(emission: runs.Emission) -> Callable[[], Record]:
+            found = begin(emission.id, emission.log_probs)
+
+            def record() -> Record:
+                texts = {method: hypothesis.text for method, hypothesis in found().items()}
+                return {"split": emission.row.get("split"), "reading": [emission.id, emission.reference, texts]}
+
+            return record
+
+        job = Job(work, search.settings(run), in_flight=2 * where.workers)
+        name = hashlib.sha256(json.dumps([os.path.realpath(manifest), list(chosen)]).encode()).hexdigest()[:12]
+        stream([run], rows, run.folder / f"evaluate-{name}", job, write, where)
+    results = [
+        SplitScores(
+            split or "all" if own else f"{_name_of(manifest)}: {split or 'all'}", _scores(found), found, chosen[split]
         )
+        for split, found in readings.items()
+    ]
     _save(run.folder, results)
     return Evaluation(run.folder, run.criterion, run.tokeniser.unit, results)
 
 
-def device_of(name: str) -> str:
-    """`auto` is CUDA where there is one; a device that is not there, or that nobody knows, is a `DataError`.
-
-    >>> device_of("cpu")
-    'cpu'
-    """
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, number = name.partition(":")
-    if name not in ("cpu", "cuda") and not (kind == "cuda" and number.isdecimal()):
-        raise DataError(f"device {name!r} is none of auto, cpu, cuda, cuda:1, ...")
-    if kind == "cuda" and int(number or 0) >= (there := torch.cuda.device_count()):
-        raise DataError(
-            f"device {name!r} is asked for, and there is {f'only {there}' if there else 'no'} CUDA device here"
-        )
-    return name
-
-
-def _splits(run: runs.Run, manifest: Path, wanted: Sequence[str]) -> list[str | None]:
-    there = dict.fromkeys(row.get("split") for row in read_manifest(manifest, labelled=False))
-    if wanted:
-        missing = [split for split in wanted if split not in there]
-        if missing:
-            names = ", ".join(sorted(split for split in there if split)) or "none"
-            raise DataError(f"{manifest}: no row of split {missing[0]!r} (there are {names})")
-        return list(dict.fromkeys(wanted))
-    held_out = (*run.recipe.data.splits.dev, *run.recipe.data.splits.test)
-    return [split for split in dict.fromkeys(held_out) if split in there] or [None]
+def _splits(run: runs.Run, manifest: Path, wanted: Sequence[str]) -> dict[str | None, int]:
+    """The splits to read, each with how many of its rows lack a complete text. None stands for all rows."""
+    there, data = splits_of(manifest, wanted), run.recipe.data.splits
+    names = wanted or [split for split in (*data.dev, *data.test) if split in there]
+    chosen: dict[str | None, list[int]] = {name: there[name] for name in names}
+    chosen = chosen or {None: [sum(counts) for counts in zip(*there.values(), strict=True)]}
+    for split, (_, complete) in chosen.items():
+        if not complete:
+            where = f" of split {split!r}" if split else ""
+            raise DataError(f"{manifest}: no row{where} has a complete text to compare with; `transcribe` needs none")
+    return {split: lacking for split, (lacking, _) in chosen.items()}
 
 
 def _name_of(manifest: Path) -> str:
@@ -215,7 +211,7 @@ def _scores(readings: Sequence[Reading]) -> dict[str, Scores]:
     }
 
 
-def _save(folder: Path, results: Iterable[SplitResult]) -> None:
+def _save(folder: Path, results: Iterable[SplitScores]) -> None:
     """Joins what is in results.json already: other splits, other methods, other sections stay."""
     section: dict[str, Any] = runs.read_results(folder).get("evaluate", {})
     for split in results:

@@ -20,7 +20,6 @@ from starseq.config import Recipe, load_recipe
 from starseq.data.errors import DataError
 from starseq.data.files import locked, write_text
 from starseq.data.manifest import manifest_writer, read_manifest, write_manifest
-from starseq.decode.beam import Beam
 from starseq.jobs._fill import MOST_ERRORS, gaps_in
 from starseq.jobs._plan import (
     DEV,
@@ -37,8 +36,9 @@ from starseq.jobs._plan import (
     survey,
     without_gaps,
 )
-from starseq.jobs.decode import BeamReader, read_tuned
-from starseq.jobs.evaluate import device_of, evaluate
+from starseq.jobs._search import Search, read_tuned
+from starseq.jobs._where import PathLike, Where
+from starseq.jobs.evaluate import evaluate
 from starseq.jobs.lm import mix_ngrams, text_settings, train_ngram
 from starseq.jobs.manifest import Condition, filter_manifest
 from starseq.jobs.prepare import prepare
@@ -54,7 +54,7 @@ ORDER = {"char": 6, "word": 3}
 """of the n-gram model, by what a label is"""
 PRUNE = {"char": (0, 0, 0, 1, 2, 3), "word": (0, 0, 1)}
 """of the n-grams of a text that is given"""
-BEAM = Beam(size=60, tokens=20)
+BEAM, BEAM_TOKENS = 60, 20
 """of the search that is tuned and evaluated"""
 TRAINING_SHARE = 0.75
 """of the time that `minutes` allows; the rest is for completion, search and evaluation"""
@@ -69,7 +69,6 @@ _TITLES = {
     "student": "training", "lm": "language model", "tune": "tuning", "evaluate": "evaluating", "report": "report",
 }  # fmt: skip
 
-PathLike = str | os.PathLike[str]
 Say = Callable[[str], None]
 
 
@@ -395,10 +394,7 @@ class _Fit:
 
     def _length(self) -> None:
         """What a teacher leaves out again and again, its student learns to leave out."""
-        found = tune(
-            self.out / "teacher", lm=None, split=DEV, beam=BEAM, workers=_workers(), device=device_of(self._device()),
-            progress=self._step("length"),
-        )  # fmt: skip
+        found = tune(self.out / "teacher", search=self._search(lm=None), split=DEV, where=self._where("length"))
         weight = f"with {found.beam.beta:+.2f} for each label"
         self.say(f"teacher on dev: {found.metric} {found.greedy:.2f} % greedy, {found.beam.percent:.2f} % {weight}")
 
@@ -411,8 +407,8 @@ class _Fit:
                 "text would help"
             )
         summary = pseudo(
-            teacher, self.out / _MANIFEST, self.out / _COMPLETED, kind="keep-known", splits=[TRAIN], root=self.plan["root"],
-            device=self._device(), workers=_workers(), force=True, skip_bad=True, progress=self._step("complete"),
+            teacher, self.out / _MANIFEST, self.out / _COMPLETED, kind="keep-known", splits=[TRAIN], force=True,
+            where=replace(self._where("complete"), root=self.plan["root"], skip_bad=True),
         )  # fmt: skip
         for line in summary.report().splitlines():
             self.say(line)
@@ -492,26 +488,18 @@ class _Fit:
         self.say(f"{target}: {mixed.weights[0]:.0%} training texts, {mixed.weights[1]:.0%} {self.text}")
 
     def _tune(self) -> None:
-        found = tune(
-            self.out / "student", lm=self.out / _LM, split=DEV, beam=BEAM, workers=_workers(), device=device_of(self._device()),
-            progress=self._step("tune"),
-        )  # fmt: skip
+        found = tune(self.out / "student", search=self._search(self.out / _LM), split=DEV, where=self._where("tune"))
         self.say(
             f"tuned on dev: {found.metric} {found.greedy:.2f} % greedy, {found.beam.percent:.2f} % with the language model"
         )
 
     def _evaluate(self) -> None:
         """Keeps the tables, so that a fit that is over shows them again."""
-        tables, step = {}, self._step("evaluate")
+        tables = {}
         for name in self._runs():
-            reader = BeamReader(
-                lm=self.out / _LM if name == "student" else None, beam=BEAM, workers=_workers(),
-                device=device_of(self._device()), progress=step, searched=True,
-            )  # fmt: skip
-            methods = reader.methods() if DEV in self.plan["judged"] else {}
-            found = evaluate(
-                self.out / name, splits=self.plan["judged"], device=self._device(), methods=methods, progress=step
-            )
+            lm = self.out / _LM if name == "student" else None
+            search = self._search(lm) if DEV in self.plan["judged"] else Search()
+            found = evaluate(self.out / name, splits=self.plan["judged"], search=search, where=self._where("evaluate"))
             tables[name] = found.table()
         self.plan["tables"] = tables
 
@@ -582,8 +570,13 @@ class _Fit:
         ended = train(recipe, self.out / name, resume=True, progress=progress, on_metrics=metrics, on_message=message)
         self.say(str(ended))
 
-    def _device(self) -> str:
-        return "cpu" if self._recipe("first").trainer.accelerator == "cpu" else "auto"
+    @staticmethod
+    def _search(lm: Path | None) -> Search:
+        return Search(lm=lm, beam=BEAM, beam_tokens=BEAM_TOKENS)
+
+    def _where(self, part: str) -> Where:
+        device = "cpu" if self._recipe("first").trainer.accelerator == "cpu" else "auto"
+        return Where(device, workers=_workers(), progress=self._step(part))
 
     def seconds_per_step(self) -> float:
         """Of the first training, from its first steps, which are not kept."""

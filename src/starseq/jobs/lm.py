@@ -19,7 +19,7 @@ from starseq.config import Component, Data, Optim, Recipe, Schedule, Text, Train
 from starseq.data.errors import DataError
 from starseq.data.files import check_target
 from starseq.data.manifest import Progress
-from starseq.jobs.evaluate import device_of
+from starseq.jobs._where import device_of
 from starseq.lm import Scorer, scorers
 from starseq.lm.counts import SPECIALS, Numbered, number
 from starseq.lm.estimate import Estimate, estimate

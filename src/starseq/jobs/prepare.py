@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +11,8 @@ from starseq import corpora
 from starseq.corpora import Report
 from starseq.data.dataset import AudioReader
 from starseq.data.features import LogMel
-from starseq.data.manifest import Progress
 from starseq.data.precompute import Precomputed, precompute
+from starseq.jobs._where import PathLike, Where
 from starseq.text.marks import Marks
 
 __all__ = ["Precomputed", "Report", "features", "prepare"]
@@ -33,7 +32,7 @@ def prepare(
     `starseq.text.marks.Marks`), and every row says that only these are open. The other arguments are those of the corpus's own
     function, for example `starseq.corpora.folder.prepare`.
 
-    >>> import tempfile
+    >>> import os, tempfile
     >>> folder = tempfile.mkdtemp()
     >>> report = prepare("digits", folder, train=3, dev=1, test=1)
     >>> report.rows, sorted(os.listdir(folder))
@@ -60,16 +59,10 @@ def _note_empty_splits(report: Report, options: Mapping[str, Any]) -> None:
 
 
 def features(
-    manifest: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    rate: int = 16_000,
-    bands: int = 80,
-    root: str | os.PathLike[str] | None = None,
-    workers: int = 0,
-    skip_bad: bool = False,
-    progress: Progress | None = None,
+    manifest: PathLike, out: PathLike, *, rate: int = 16_000, bands: int = 80, where: Where = Where()
 ) -> Precomputed:
     """Stores the log-mel features of a manifest of audio under `out` (see `starseq.data.precompute`)."""
-    reader = AudioReader(LogMel(rate, bands))
-    return precompute(manifest, out, reader, root=root, workers=workers, skip_bad=skip_bad, progress=progress)
+    return precompute(
+        manifest, out, AudioReader(LogMel(rate, bands)), root=where.root, workers=where.workers, skip_bad=where.skip_bad,
+        progress=where.progress, together=where.ranks,
+    )  # fmt: skip

@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from starseq import runs
 from starseq.data import audio
 from starseq.data.errors import DataError
 from starseq.data.files import check_target, locked, write_text
-from starseq.data.manifest import Progress, Row
+from starseq.data.manifest import Row
 from starseq.decode.alignment_formats import STAR, Interval, to_ctm, to_srt, to_textgrid, to_vtt
 from starseq.decode.recording import FIRST_LABEL, Heard, Recording, align_recording, heard
 from starseq.jobs._stream import state_of
-from starseq.jobs.evaluate import device_of
+from starseq.jobs._where import PathLike, Where
 from starseq.text.gaps import escape, split_gaps
 from starseq.text.known import known_text
 
@@ -51,19 +50,18 @@ class Aligned:
 
 
 def align_file(
-    folder: str | os.PathLike[str],
-    recording: str | os.PathLike[str],
-    transcript: str | os.PathLike[str],
-    targets: Sequence[str | os.PathLike[str]],
+    folder: PathLike,
+    recording: PathLike,
+    transcript: PathLike,
+    targets: Sequence[PathLike],
     *,
-    device: str = "auto",
-    progress: Progress | None = None,
+    where: Where = Where(),
 ) -> Aligned:
     """Aligns an audio file with a text file, UTF-8, by the model in `folder`, and writes what was found to `targets`.
 
     The suffix of a target says its format: one of `SUFFIXES`. Words may be missing anywhere in the text, and it may have words
     that are not in the audio. A `*` in it is no word. What the model says of each piece goes to a hidden file beside the first
-    target; a job that was stopped goes on behind the last piece. `progress` counts seconds of audio. A file that cannot be
+    target; a job that was stopped goes on behind the last piece. ``where.progress`` counts seconds of audio. A file that cannot be
     read, a text without words and a model that does not hear raise `DataError`; a suffix that is none of these ValueError.
     """
     target, source = Path(targets[0]), Path(recording)
@@ -88,7 +86,7 @@ def align_file(
             partial.unlink(missing_ok=True)  # first: killed in between, what is old must not pass for new
             write_text(wanted, key)
         rows = np.dtype([("best", "<i4"), ("scores", "<f2", (FIRST_LABEL + len(tokens),))])
-        _hear(run, source, partial, rows, tokens, space, device_of(device), progress)
+        _hear(run, source, partial, rows, tokens, space, where)
         kept = np.memmap(partial, dtype=rows, mode="r")
         found = align_recording(Heard(np.array(kept["best"]), kept["scores"]), tokens, spelled, space=space)
         result = _result(run, source, words, spelled, found, len(kept))
@@ -100,7 +98,7 @@ def align_file(
     return result
 
 
-def _words_of(transcript: str | os.PathLike[str]) -> list[str]:
+def _words_of(transcript: PathLike) -> list[str]:
     try:
         text = Path(transcript).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -120,17 +118,20 @@ def _spelled(run: runs.Run, words: Sequence[str]) -> list[tuple[int, ...]]:
     return [known[word] for word in words]
 
 
-@torch.no_grad()
 def _hear(
-    run: runs.Run, source: Path, partial: Path, rows: np.dtype[Any], tokens: Sequence[int], space: int | None, device: str,
-    progress: Progress | None,
-) -> None:  # fmt: skip
+    run: runs.Run,
+    source: Path,
+    partial: Path,
+    rows: np.dtype[Any],
+    tokens: Sequence[int],
+    space: int | None,
+    where: Where,
+) -> None:
     """Appends to `partial` what the model says of the pieces that are not there yet."""
     assert run.seconds_per_frame is not None
     scale, seconds = run.seconds_per_frame, audio.probe(source).seconds
     hop, context = round((PIECE - 2 * CONTEXT) / scale), round(CONTEXT / scale)
     pieces = 1 + max(0, math.ceil((seconds - PIECE) / (hop * scale)))  # the last one is longer than what it leaves out
-    model = run.model.to(device)
     # The first piece keeps its beginning, too.
     sizes = [(hop + context if piece == 0 else hop) * rows.itemsize for piece in range(pieces - 1)]
     there = partial.stat().st_size if partial.exists() else 0
@@ -144,8 +145,7 @@ def _hear(
             start, is_last = piece * hop * scale, piece == pieces - 1
             data = audio.part(source, start, None if is_last else start + PIECE)
             x = run.reader(Row({"id": source.name, "path": str(source)}), data)
-            logits, lengths = model(x[None].to(device), torch.tensor([len(x)], device=device))
-            log_probs = logits[0, : int(lengths[0])].float().log_softmax(1).cpu().numpy()
+            log_probs = runs.listen(run, x, where.torch_device).numpy()
             log_probs = log_probs[context if piece else 0 : None if is_last else context + hop]
             found = heard(log_probs, tokens, space)
             block = np.empty(len(log_probs), dtype=rows)
@@ -153,8 +153,7 @@ def _hear(
             file.write(block.tobytes())
             file.flush()
             os.fsync(file.fileno())
-            if progress is not None:
-                progress(round(min(start + PIECE, seconds)), round(seconds))
+            where.step(round(min(start + PIECE, seconds)), round(seconds))
 
 
 # --- what is written --------------------------------------------------------------------------------------------------

@@ -185,7 +185,6 @@ def _picture(run: runs.Run, x: Tensor) -> tuple[Picture, int]:
     return picture(shown, ink=isinstance(run.reader, LineReader)), frames
 
 
-@torch.no_grad()
 def _alignments(
     loaded: Sequence[runs.Run], names: Sequence[str], lines: Sequence[_Line], count: int
 ) -> list[AlignmentView]:
@@ -198,10 +197,10 @@ def _alignments(
         if len(views) == count:
             break
         labels, gaps = known_labels(run, line.row)
-        logits, _ = run.model(line.x[None], torch.tensor([len(line.x)]))
+        log_probs = runs.listen(run, line.x)
         try:
             found = align(
-                logits[0],
+                log_probs,
                 labels,
                 gaps,
                 criterion=run.criterion,
@@ -211,9 +210,7 @@ def _alignments(
         except ValueError:  # more labels than frames: nothing to show
             continue
         drawn, frames = _picture(run, line.x)
-        svg = alignment_svg(
-            found, drawn, logits[0].log_softmax(1), run.tokeniser.vocabulary.tokens, stride=run.stride / frames
-        )
+        svg = alignment_svg(found, drawn, log_probs, run.tokeniser.vocabulary.tokens, stride=run.stride / frames)
         facts = {"known labels": str(len(labels))}
         if criteria.form(run.criterion).stars:
             facts["expected to be missing"] = f"{sum(found.missing):.1f}"

@@ -5,25 +5,21 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from starseq import runs
 from starseq.data.dataset import LineReader
 from starseq.data.errors import DataError
 from starseq.data.images import image_size
-from starseq.data.manifest import Progress, Row
+from starseq.data.manifest import Row
 from starseq.decode.align import align
 from starseq.decode.greedy import Read, greedy_read
-from starseq.decode.nbest import best
-from starseq.decode.workers import work_ahead
-from starseq.jobs.decode import BeamReader
-from starseq.jobs.evaluate import device_of
+from starseq.jobs._search import Readings, Search, reading
+from starseq.jobs._where import PathLike, Where
 
 __all__ = ["Failure", "Token", "Transcript", "transcribe"]
 
@@ -61,30 +57,22 @@ class Failure:
 
 
 def transcribe(
-    folder: str | os.PathLike[str],
-    files: Sequence[str | os.PathLike[str]],
-    *,
-    reader: BeamReader | None = None,
-    device: str = "auto",
-    progress: Progress | None = None,
+    folder: PathLike, files: Sequence[PathLike], *, search: Search = Search(), where: Where = Where()
 ) -> Iterator[Transcript | Failure]:
-    """Reads each file with the run in `folder`, in the order given: greedily, or as `reader` does, by beam search and rescored.
+    """Reads each file with the run in `folder`, in the order given: greedily, or as the `search` asks.
 
     What the run was trained on says what the files are: audio, or images of text lines. A file that cannot be read gives a
-    `Failure`, and the next one follows. `progress`
-    counts files. A run, a language model or weights that cannot be used raise `DataError`.
+    `Failure`, and the next one follows. ``where.progress`` counts files. A run, a language model or weights that cannot be used
+    raise `DataError`.
     """
     run = runs.load(folder)
-    reader = BeamReader() if reader is None else reader
     waiting: deque[Callable[[], Transcript | Failure]] = deque()
-    with _reading(run, reader) as begin:  # before the model runs: a worker is a copy of this process
-        model = run.model.to(device_of(device))
+    with reading(run, search, where) as begin:
         for done in range(len(files)):
-            while len(waiting) + done < len(files) and len(waiting) <= 2 * reader.workers:
-                waiting.append(_begun(run, model, os.fspath(files[done + len(waiting)]), begin))
+            while len(waiting) + done < len(files) and len(waiting) <= 2 * where.workers:
+                waiting.append(_begun(run, os.fspath(files[done + len(waiting)]), begin, where.torch_device))
             yield waiting.popleft()()
-            if progress is not None:
-                progress(done + 1, len(files))
+            where.step(done + 1, len(files))
 
 
 class _Heard(NamedTuple):
@@ -96,35 +84,16 @@ class _Heard(NamedTuple):
     last: float  # where the file ends
 
 
-_Result = Callable[[], tuple[str, list[Read]]]
-"""what waits for a text, and its tokens with their frames"""
-_Begin = Callable[[str, Tensor], _Result]
+_Begin = Callable[[str, Tensor], Callable[[], Readings]]
 
 
-@contextmanager
-def _reading(run: runs.Run, reader: BeamReader) -> Iterator[_Begin]:
-    """``begin(path, log_probs)``: the reading of one file."""
-    if not reader.methods():
-        yield lambda path, log_probs: lambda: _greedy(run, log_probs)
-        return
-    with work_ahead(reader.search(run).nbest, reader.workers) as submit:
-        reorder = reader.rescorer(run)  # here: the workers need none
-
-        def begin(path: str, log_probs: Tensor) -> _Result:
-            searched = submit(path, log_probs.numpy())
-
-            def result() -> tuple[str, list[Read]]:
-                hyp = best(next(reorder([searched()], lambda done: None)))
-                return hyp.text, _placed(run, log_probs, hyp.tokens)
-
-            return result
-
-        yield begin
-
-
-def _greedy(run: runs.Run, log_probs: Tensor) -> tuple[str, list[Read]]:
+def _read(run: runs.Run, log_probs: Tensor, found: Readings) -> tuple[str, list[Read]]:
+    """The best text, and its tokens with their frames."""
+    method, hypothesis = list(found.items())[-1]
+    if method != "greedy":
+        return hypothesis.text, _placed(run, log_probs, hypothesis.tokens)
     (reads,) = greedy_read(log_probs[None], [len(log_probs)], merge_repeats=run.merges_repeats)
-    return run.tokeniser.decode([read.token for read in reads]), reads
+    return hypothesis.text, reads
 
 
 def _placed(run: runs.Run, log_probs: Tensor, tokens: Sequence[int]) -> list[Read]:
@@ -135,10 +104,10 @@ def _placed(run: runs.Run, log_probs: Tensor, tokens: Sequence[int]) -> list[Rea
     return [Read(label.token, label.start, label.end, label.probability) for label in found.labels]
 
 
-def _begun(run: runs.Run, model: torch.nn.Module, path: str, begin: _Begin) -> Callable[[], Transcript | Failure]:
+def _begun(run: runs.Run, path: str, begin: _Begin, device: str) -> Callable[[], Transcript | Failure]:
     """Runs the model on a file, and gives what waits for its transcript."""
     try:
-        heard = _heard(run, model, path)
+        heard = _heard(run, path, device)
         result = begin(path, heard.log_probs)
     except (OSError, ValueError) as error:
         failure = _failure(path, error)
@@ -146,7 +115,7 @@ def _begun(run: runs.Run, model: torch.nn.Module, path: str, begin: _Begin) -> C
 
     def transcript() -> Transcript | Failure:
         try:
-            return _transcript(run, path, heard, *result())
+            return _transcript(run, path, heard, *_read(run, heard.log_probs, result()))
         except (OSError, ValueError) as error:
             return _failure(path, error)
 
@@ -174,21 +143,18 @@ _PAGE = 800
 """pixels: no line of text is that high, unless it is a heading, which is long"""
 
 
-@torch.no_grad()
-def _heard(run: runs.Run, model: torch.nn.Module, path: str) -> _Heard:
+def _heard(run: runs.Run, path: str, device: str) -> _Heard:
     reader = run.reader
     data = Path(path).read_bytes()
     if not data:
         raise DataError(f"{path}: the file is empty")
     if isinstance(reader, LineReader):
         _check_line(path, data)
-    x = reader(Row({"id": path, "path": path}), data)
-    logits, lengths = model(x[None].to(next(model.parameters()).device), torch.tensor([len(x)]))
-    log_probs = logits[0, : int(lengths)].float().log_softmax(1).cpu()
+    row = Row({"id": path, "path": path})
+    x = reader(row, data)
+    log_probs = runs.listen(run, x, device)
     if run.seconds_per_frame is not None:
-        return _Heard(
-            log_probs, "seconds", run.seconds_per_frame, reader.measure(Row({"id": path, "path": path}), data)
-        )
+        return _Heard(log_probs, "seconds", run.seconds_per_frame, reader.measure(row, data))
     # Frames count columns of the scaled line; the user has the file.
     width = image_size(data, name=path)[0] if isinstance(reader, LineReader) else len(x)
     return _Heard(log_probs, "columns", run.stride * width / len(x), width)

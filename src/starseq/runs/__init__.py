@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from starseq.runs.emissions import Emission, emissions
+from starseq.runs.emissions import Emission, emissions, listen
 from starseq.runs.folder import Run, load, read_results, update_results
 
-__all__ = ["Emission", "Run", "emissions", "load", "read_results", "update_results"]
+__all__ = ["Emission", "Run", "emissions", "listen", "load", "read_results", "update_results"]

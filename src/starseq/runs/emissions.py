@@ -74,6 +74,13 @@ def emissions(
             progress(done, len(data))
 
 
+@torch.no_grad()
+def listen(run: Run, x: Tensor, device: str | torch.device = "cpu") -> Tensor:
+    """What a run says of one file, (T', V) log-probabilities on the CPU, from its frames (T, F)."""
+    logits, lengths = run.model.to(device)(x[None].to(device), torch.tensor([len(x)], device=device))
+    return cast(Tensor, logits[0, : int(lengths[0])].float().log_softmax(1).cpu())
+
+
 def known_labels(run: Run, row: Row) -> tuple[Tensor, Tensor]:
     """The labels of a row, (U,), and its open gaps, (U + 1,). What the vocabulary lacks opens its gap."""
     known = known_text(run.tokeniser, row.text, marked=row.marked)
