@@ -18,9 +18,11 @@ from starseq import runs
 from starseq.config import Recipe, load_recipe
 from starseq.data import audio
 from starseq.data.errors import DataError
+from starseq.data.manifest import read_manifest, write_manifest
 from starseq.jobs.align import align
 from starseq.jobs.complete import complete
 from starseq.jobs.evaluate import evaluate
+from starseq.jobs.prepare import prepare
 from starseq.jobs.train import dry_run, train
 
 transformers: Any = pytest.importorskip("transformers")
@@ -129,6 +131,35 @@ def test_a_folder_of_hugging_face_is_used_like_a_run(tmp_path: Path, corpus: Pat
     assert heard.code == 0
     with pytest.raises(DataError, match="it was not trained here, so there is no manifest of its own: name one"):
         evaluate(model, where=CPU)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl.gz", ".csv", ".tsv", ".srt", ".vtt"])
+def test_words_are_rows_again(tmp_path: Path, corpus: Path, suffix: str) -> None:
+    """What align writes for other toolkits gives the same rows, when prepare reads it: of subtitles those that they hold."""
+    model, data = tiny_hf.save(tmp_path / "model", "wav2vec2", letters="ABCDEFG"), Path(tmp_path / "data")
+    shutil.copytree(corpus, data)
+    (row, *_) = (row for row in read_manifest(data / "manifest.jsonl") if row["split"] == "dev")
+    rows = [row.replace(text="a * fe*d da*b", gaps="marked", speaker="ann", start=0.1, end=0.6)]
+    write_manifest(data / "one.jsonl", rows)
+    assert align(model, data / "one.jsonl", data / "words.jsonl", where=CPU).done == 1
+    words = [word.fields for word in read_manifest(data / "words.jsonl")]
+    assert [word["text"] for word in words] == ["A", "FE*D", "DA*B"]
+    assert all(0.1 <= word["start"] < word["end"] <= 0.6 for word in words)
+    target = data / f"{Path(row.path).stem}{suffix}"
+    align(model, data / "one.jsonl", target, where=CPU)
+    assert not [path for path in data.iterdir() if path.name.startswith(".")]
+    reader = {".json": "nemo", ".jsonl.gz": "lhotse", ".srt": "subtitles", ".vtt": "subtitles"}.get(suffix, "table")
+    (data / "alone").mkdir()
+    source = target if reader != "subtitles" else Path(shutil.move(target, data / "alone")).parent
+    if reader == "subtitles":
+        shutil.copy(data / row.path, data / "alone")
+    prepare(reader, source, tmp_path / "out")
+    again = [word.fields for word in read_manifest(tmp_path / "out" / "manifest.jsonl")]
+    names = ("text", "start", "end") if reader == "subtitles" else tuple(name for name in words[0] if name != "path")
+    shown = [
+        [[str(word[name]) for name in names] for word in found] for found in (again, words)
+    ]  # a table has no numbers
+    assert shown[0] == shown[1]
 
 
 def test_pieces_of_words_are_labels(tmp_path: Path, corpus: Path) -> None:

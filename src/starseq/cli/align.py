@@ -31,12 +31,13 @@ def align(
             "--out",
             "-o",
             metavar="PATH",
-            help="Folder to write to. Of a recording: a file .json, .ctm, .TextGrid, .srt or .vtt; may be repeated.",
+            help="Folder to write to; or a file .jsonl, .json (NeMo), .jsonl.gz (lhotse), .csv, .tsv, .srt or .vtt, which gets a "
+            "row for each known word. Of a recording: .json, .ctm, .TextGrid, .srt or .vtt; may be repeated.",
         ),
     ],
     format: Annotated[
         Literal["json", "ctm", "textgrid"],
-        typer.Option(help="Of a manifest: JSON Lines, NIST's CTM, or a Praat TextGrid for each row."),
+        typer.Option(help="Of a folder: JSON Lines, NIST's CTM, or a Praat TextGrid for each row."),
     ] = "json",
     split: Annotated[str | None, typer.Option(help="Only the rows of this split.")] = None,
     log_penalty: Annotated[
@@ -69,7 +70,7 @@ def align(
     if source.suffix.lower() in audio.SUFFIXES:
         raise ValueError(f"{source}: a recording is aligned with its text: starseq align {run} {source} TEXT -o FILE")
     if len(out) > 1:
-        raise ValueError("--out: the result of a manifest is one folder")
+        raise ValueError("--out: the result of a manifest is one folder or file")
     (folder,) = out
     with where.at_work("Aligning") as place:
         counts = job.align(run, source, folder, format=format, split=split, log_penalty=log_penalty, where=place)
@@ -81,7 +82,7 @@ def align(
             err=True,
         )
     if counts.failed:
-        typer.echo(f"starseq: {counts.failed:,} rows failed, see {folder / 'failed.jsonl'}", err=True)
+        typer.echo(f"starseq: {counts.failed:,} rows failed, see {job.failed_of(folder)}", err=True)
         raise SystemExit(1)
 
 

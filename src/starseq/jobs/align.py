@@ -12,17 +12,24 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from starseq import runs
+from starseq.data.errors import DataError
+from starseq.data.exports import rows_writer
 from starseq.data.files import atomic_writer, write_text
+from starseq.data.manifest import Row
+from starseq.decode.align import AlignedLabel, Alignment
 from starseq.decode.align import align as align_one
 from starseq.decode.alignment_formats import STAR, Interval, to_ctm, to_textgrid
 from starseq.jobs._stream import Job, Record, Rows, outside_vocabulary, places_of, stream
 from starseq.jobs._where import PathLike, Where
+from starseq.text.gaps import escape
 
-__all__ = ["FORMATS", "Counts", "Format", "align"]
+__all__ = ["FORMATS", "SUFFIXES", "Counts", "Format", "align", "failed_of"]
 
 Format = Literal["json", "ctm", "textgrid"]
 FORMATS: tuple[Format, ...] = ("json", "ctm", "textgrid")
 
+SUFFIXES = (".jsonl.gz", ".jsonl", ".json", ".csv", ".tsv", ".srt", ".vtt")
+"""of files that get a row for each word"""
 _NAMES = {"json": "alignment.jsonl", "ctm": "alignment.ctm", "textgrid": "textgrid"}
 
 
@@ -50,13 +57,16 @@ def align(
     log_penalty: float | None = None,
     where: Where = Where(),
 ) -> Counts:
-    """Align the rows of `manifest` with the run in `folder`, and write the result to the folder `target`.
+    """Align the rows of `manifest` with the run in `folder`, and write the result to the folder or the file `target`.
 
-    "json" gives ``alignment.jsonl``, an object a row; "ctm" ``alignment.ctm``; "textgrid" the folder ``textgrid``, a file a row.
-    Places are seconds of audio or pixel columns of an image. `log_penalty` is lambda, the run's own by default. Known labels
-    that the run's vocabulary lacks are not aligned; a row that has some names them in ``outside_vocabulary``. A row that cannot
-    be aligned is listed in ``failed.jsonl``; a file that cannot be read raises, or with ``where.skip_bad`` is listed too. A job
-    that was stopped goes on where it was.
+    A file has one of the `SUFFIXES`, and gets a row for each known word of audio: as a manifest, as NeMo's or lhotse's, as a table,
+    or as subtitles. A folder gets what `format` says: ``alignment.jsonl``, an object a row; ``alignment.ctm``; or the folder
+    ``textgrid``, a file a row. Places are seconds of audio or pixel columns of an image.
+
+    `log_penalty` is lambda, the run's own by default. Known labels that the run's vocabulary lacks are not aligned; in a folder a
+    row that has some names them in ``outside_vocabulary``. A row that cannot be aligned is listed in ``failed.jsonl``, or beside a
+    file in ``STEM.failed.jsonl``; a file that cannot be read raises, or with ``where.skip_bad`` is listed too. A job that was
+    stopped goes on where it was.
     """
     if format not in FORMATS:
         raise ValueError(f"format: {format!r} is none of {', '.join(FORMATS)}")
@@ -65,6 +75,9 @@ def align(
     penalty = math.log(0.5) if penalty is None else penalty
     if not penalty <= 0:
         raise ValueError(f"lambda: {penalty} is not a log-weight <= 0")
+    of_words = target.name.lower().endswith(SUFFIXES)
+    if of_words and run.seconds_per_frame is None:
+        raise DataError(f"{target}: rows of words are of audio, and {run.folder} reads images; give a folder")
     counts: Counter[str] = Counter()
 
     def write(records: Iterator[Record]) -> None:
@@ -75,19 +88,74 @@ def align(
                     counts["outside"] += len(record["done"].get("outside_vocabulary", ()))
                     yield record["done"]
 
-        _write(done(), target, format)
+        if of_words:
+            _write_rows(done(), target)
+        else:
+            _write(done(), target, format)
 
-    job = Job(lambda emission: _record(run, emission, penalty), {"log_penalty": penalty}, target / "failed.jsonl")
+    def work(emission: runs.Emission) -> Record:
+        found = align_one(
+            emission.log_probs, emission.labels, emission.open, criterion=run.criterion, log_penalty=penalty,
+            merge_repeats=run.merges_repeats,
+        )  # fmt: skip
+        return _words(run, emission, found) if of_words else _record(run, emission, found)
+
+    job = Job(work, {"log_penalty": penalty, "words": of_words}, failed_of(target))
     rows = Rows(manifest, None if split is None else [split])
-    stream([run], rows, target / _NAMES["json"], job, write, where)
+    stream([run], rows, target if of_words else target / _NAMES["json"], job, write, where)
     return Counts(counts["done"], counts["failed"], counts["outside"])
 
 
-def _record(run: runs.Run, emission: runs.Emission, log_penalty: float) -> dict[str, Any]:
-    found = align_one(
-        emission.log_probs, emission.labels, emission.open, criterion=run.criterion, log_penalty=log_penalty,
-        merge_repeats=run.merges_repeats,
-    )  # fmt: skip
+def failed_of(target: Path) -> Path:
+    """The list of the rows that could not be aligned.
+
+    >>> failed_of(Path("words.csv")).as_posix(), failed_of(Path("out")).as_posix()
+    ('words.failed.jsonl', 'out/failed.jsonl')
+    """
+    suffix = next((suffix for suffix in SUFFIXES if target.name.lower().endswith(suffix)), None)
+    return (
+        target / "failed.jsonl" if suffix is None else target.with_name(f"{target.name[: -len(suffix)]}.failed.jsonl")
+    )
+
+
+def _words(run: runs.Run, emission: runs.Emission, found: Alignment) -> Record:
+    """Rows of the known words, each a part of the audio. A `*` in a word marks a gap there."""
+    place, row, text = places_of(run, emission.row), emission.row, ""
+    words: list[tuple[str, list[AlignedLabel]]] = []
+    tokens = [label.token for label in found.labels]
+    for number, label in enumerate(found.labels):
+        before, text = text, run.tokeniser.decode(tokens[: number + 1])
+        piece = text[len(before) :]
+        if not words or before[-1:].isspace() or piece[:1].isspace():
+            words.append(("", []))
+        if piece.strip():
+            known, labels = words[-1]
+            gap = "*" if labels and row.marked and emission.open[number] else ""
+            words[-1] = (known + gap + escape(piece.strip()), [*labels, label])
+    begin = float(row.get("start", 0.0))
+    rows = []
+    for number, (word, labels) in enumerate(word for word in words if word[1]):
+        start, end = (round(begin + place(frame), 3) for frame in (labels[0].start, labels[-1].end))
+        kept = {name: value for name, value in row.fields.items() if name in _KEPT}
+        rows.append({
+            **kept, "id": f"{row.id}-{number:04d}", "text": word, "gaps": "marked", "start": start, "end": end,
+            "duration": round(end - start, 3), "confidence": round(min(label.confidence for label in labels), 4),
+        })  # fmt: skip
+    return {"rows": rows, "outside_vocabulary": outside_vocabulary(run.tokeniser, row)}
+
+
+_KEPT = ("path", "archive", "offset", "nbytes", "channel", "speaker", "language", "split")
+"""fields of a row that its words have, too"""
+
+
+def _write_rows(records: Iterator[Record], target: Path) -> None:
+    with rows_writer(target) as writer:
+        for record in records:
+            for fields in record["rows"]:
+                writer.write(Row(fields))
+
+
+def _record(run: runs.Run, emission: runs.Emission, found: Alignment) -> Record:
     place, name = places_of(run, emission.row), run.tokeniser.vocabulary
     labels = [
         {

@@ -69,6 +69,8 @@ def align_file(
         check_target(path, recording, transcript)
         if path.suffix.lower() not in SUFFIXES:
             raise ValueError(f"{path}: its suffix says no format; it is one of {', '.join(SUFFIXES)}")
+    where.ranks.begin()
+    where.ranks.finish()  # of several processes the first one does it
     run = runs.load(folder)
     if run.seconds_per_frame is None:
         raise DataError(f"{os.fspath(folder)}: it reads images; only audio can be aligned as one recording")
