@@ -53,7 +53,7 @@ BEHAVIOUR, LADDER = "tests/test_loss_behaviour.py", "tests/test_loss_ladder.py"
 
 LASTING, LASTING_NUMBA = "tests/test_loss_lasting.py -k 'vectors and torch-float64'", "lattice/lasting_numba.py"
 LASTING_TORCH, LASTING_TRITON = "lattice/lasting_torch.py", "lattice/lasting_triton.py"
-INTERPRETED = "tests/test_triton_interpreted.py -k 'vectors and stc_merged'"
+INTERPRETED = "tests/test_triton_interpreted.py -k lasting_in_tiles"
 DEAD = "tests/op/test_lasting_numba.py"
 ALIGN_LASTING = "tests/decode/test_align_lasting.py"
 
