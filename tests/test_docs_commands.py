@@ -69,7 +69,7 @@ def steps(page: Path) -> list[Step]:
                 command = document[0] if document else step.partition("\n")[0] + "\n"
                 found.append(Step(command.rstrip("\n"), step.removeprefix(command)))
         elif language in ("sh", "bash"):
-            found += [Step(line.partition("    #")[0].strip(), None) for line in source.splitlines() if line[:1] != "#"]
+            found += [Step(line.partition(" #")[0].strip(), None) for line in source.splitlines() if line[:1] != "#"]
     return [step for step in found if step.command]
 
 
