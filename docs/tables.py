@@ -86,7 +86,7 @@ def plot_results() -> None:
 
 def _bars(figure: Any, table: Table, lines: Sequence[Line]) -> None:
     axes = figure.subplots()
-    rows = list(table.rows)
+    rows = experiments.rows_run(table, lines)
     columns = [name for name in table.columns if any(line["column"] == name and "errors" in line for line in lines)]
     width = 0.8 / max(1, len(columns))
     for place, column in enumerate(columns):

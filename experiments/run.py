@@ -417,6 +417,11 @@ def _number(rate: float) -> str:
     return f"{rate:.2f}" if rate < 10 else f"{rate:.1f}"
 
 
+def rows_run(table: Table, lines: Sequence[Line]) -> list[str]:
+    """The rows of which something was run."""
+    return [row for row in table.rows if any(line["row"] == row for line in lines)]
+
+
 def page(table: Table, lines: Sequence[Line]) -> str:
     """A table in Markdown, with what it says of itself."""
     row, _, column = table.base.partition("/")
@@ -427,7 +432,7 @@ def page(table: Table, lines: Sequence[Line]) -> str:
     columns = {name: what for name, what in table.columns.items() if any(line["column"] == name for line in lines)}
     titles = [(what or {}).get("title", name) for name, what in columns.items()]
     text += [f"| test {table.metric.upper()} % | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|"]
-    for row in table.rows:
+    for row in rows_run(table, lines):
         cells = [shown(table, lines, row, column, base) for column in columns]
         text.append(f"| {row} | {' | '.join(cells)} |")
     where = sorted({f"{line['machine']}, commit {line['commit']}" for line in lines})
