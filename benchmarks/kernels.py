@@ -24,6 +24,7 @@ for frames, vocabulary, labels in ((7, 13, 3), (5, 1_203, 2), (37, 29, 70)):
                 loss(logits, targets, *lengths, zero_infinity=True, reduction=reduction).backward()
         published_stc(logits, targets, *lengths, return_inserted=True)
         stc(logits, targets, *lengths, return_inserted=True, zero_infinity=True)[0].backward()
+        starseq.STCLoss(zero_infinity=True).cuda()(logits, targets, *lengths).backward()
         for criterion in ("stc", "ctc"):
             penalty = torch.full((3, labels + 1), -0.7, device="cuda") if criterion == "stc" else None
             inputs = (logits.detach(), targets, *lengths, penalty)

@@ -18,7 +18,9 @@ from torch import Tensor
 import starseq
 from starseq.lattice import banded_torch
 from starseq.lattice.topology import Topology
+from starseq.penalty import look_torch
 
+look_triton = pytest.importorskip("starseq.penalty.look_triton", exc_type=ImportError)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 LOSSES = {name: loss_of(name) for name in CRITERIA}
@@ -388,6 +390,23 @@ def test_the_star_tunes_itself_as_on_the_cpu() -> None:
     assert there.penalty.counts.is_cuda
     torch.testing.assert_close(there.penalty.counts.cpu(), here.penalty.counts, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(there.penalty().cpu(), here.penalty())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(150, 80, 22), (500, 29, 150), (60, 5_001, 12), (90, 2_100, 70)])
+def test_the_look_of_the_star_is_that_of_plain_torch(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """What it sees, to rounding, and twice the same bits; `factor` 0 is an untrained model."""
+    frames, vocabulary, labels = sizes
+    for factor in (0.0, 1.0, 5.0):
+        generator = torch.Generator().manual_seed(frames)
+        logits = (factor * torch.randn(frames, 3, vocabulary, generator=generator)).to("cuda", dtype).transpose(0, 1)
+        targets = torch.randint(1, vocabulary, (3, labels), generator=generator).cuda()
+        lengths = torch.tensor([frames, frames - 5, 0]).cuda(), torch.tensor([labels, labels // 2, 1]).cuda()
+        open_gaps = (torch.rand(3, labels + 1, generator=generator) < 0.5).cuda() if factor else None
+        batch = (logits, targets, *lengths, open_gaps, torch.tensor(1.3, dtype=torch.float64).cuda(), 0)
+        found = look_triton.look(*batch)
+        assert torch.equal(found, look_triton.look(*batch))
+        torch.testing.assert_close(found, look_torch.look(*batch).double(), rtol=1e-4, atol=1e-4)
 
 
 def test_the_star_tunes_itself_in_a_graph_and_waits_for_nothing() -> None:
