@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from tests.commands import Command
+from tests.run_folder import CPU
 
 from starseq import runs
 from starseq.corpora import digits
@@ -25,7 +26,7 @@ from starseq.data.drop import Dropper, FixedDrop
 from starseq.data.errors import DataError
 from starseq.data.manifest import Row, read_bytes, read_manifest, write_manifest
 from starseq.data.split import choose_dev
-from starseq.jobs import _plan
+from starseq.jobs import _material, _plan, _survey
 from starseq.jobs import fit as job
 from starseq.jobs.drop import drop
 from starseq.text.gaps import parse
@@ -67,7 +68,9 @@ def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fitted(data: Path, out: Path, *more: str, **options: Any) -> tuple[job.FitResult, list[str]]:
     said: list[str] = []
-    return job.fit(data, out, overrides=(*SMALL, *more), say=said.append, **options), said
+    settings = {name: options.pop(name) for name in ("text", "minutes") if name in options}
+    request = job.Request(data, overrides=(*SMALL, *more), **settings)
+    return job.fit(request, out, say=said.append, **options), said
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +126,7 @@ def test_the_whole_way(data: Path, whole: tuple[Path, list[str], list[job.Moment
         assert set(runs.read_results(out / name)["evaluate"]) == {"dev", "test"}
     assert run.manifest.samefile(out / "student.jsonl")
     learned = {row.id: row for row in read_manifest(run.manifest)}
-    silent = {id for id, row in completed.items() if row.get("refused") or not _plan.without_gaps(row.text)}
+    silent = {id for id, row in completed.items() if row.get("refused") or not _material.without_gaps(row.text)}
     assert learned.keys() == completed.keys() - failed - silent
     assert not any("*" in row.text for row in learned.values())
     assert all("*" in completed[id].text or row.text == completed[id].text for id, row in learned.items())
@@ -191,7 +194,7 @@ def test_killed_in_the_students_training(
         "import sys, os, signal\nfrom pathlib import Path\nfrom starseq.jobs import fit as job\njob._workers = lambda: 0\n"
         "def say(line):\n"
         "    if line.startswith('student: step 6,'): os.kill(os.getpid(), signal.SIGKILL)\n"
-        "job.fit(sys.argv[1], sys.argv[2], overrides=sys.argv[3:], say=say)\n"
+        "job.fit(job.Request(sys.argv[1], overrides=sys.argv[3:]), sys.argv[2], say=say)\n"
     )
     out = tmp_path / "killed"
     arguments = [sys.executable, "-c", program, str(data / "partial.jsonl"), str(out), *SMALL]
@@ -258,7 +261,7 @@ def test_nothing_to_judge_on(data: Path, tmp_path: Path) -> None:
 def test_built_in_digits_by_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels that the recipe drops on the fly are filled in, too."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(job, "prepare", lambda name, out, **more: digits.prepare(out, train=16, dev=4, test=4))
+    monkeypatch.setattr(_material, "prepare", lambda name, out, **more: digits.prepare(out, train=16, dev=4, test=4))
     result, said = fitted(Path("digits"), tmp_path / "out", "data.drop.p=0.5", "data.drop.unit=char")
     assert any("data.drop drops labels): STC trains a teacher" in line for line in said)
     assert list(result.tables) == ["teacher", "student"]
@@ -289,7 +292,8 @@ def test_minutes_shorten_the_trainings(data: Path, monkeypatch: pytest.MonkeyPat
     def steps(minutes: float | None, *overrides: str) -> tuple[int, str]:
         state = job._State(tmp_path / "out", {}, {})
         said: list[str] = []
-        one = job._Fit(data / "partial.jsonl", state.out, None, overrides, minutes, state, lambda _: None, said.append)
+        request = job.Request(data / "partial.jsonl", None, overrides, minutes)
+        one = job._Fit(request, state, lambda _: None, said.append)
         one.do("data")
         return one.steps, said[-1]
 
@@ -310,7 +314,7 @@ def test_minutes_shorten_the_trainings(data: Path, monkeypatch: pytest.MonkeyPat
 def planned(folder: Path, rows: list[dict[str, Any]], *overrides: str) -> _plan.Plan:
     manifest = folder / "m.jsonl"
     write_manifest(manifest, [{"id": f"u{i}", **row} for i, row in enumerate(rows)], labelled=False)
-    return _plan.make_plan(_plan.survey(manifest), overrides)
+    return _plan.make_plan(_survey.survey(manifest), overrides)
 
 
 def spoken(text: str, **fields: Any) -> dict[str, Any]:
@@ -422,7 +426,7 @@ def test_splits(tmp_path: Path) -> None:
     assert (other.judged, other.dev is None) == (["dev"], False)
     found = planned(tmp_path, rows)
     manifest = tmp_path / "in" / "manifest.jsonl"
-    _plan.bring_in(_plan.survey(tmp_path / "m.jsonl"), found, manifest)
+    _material.bring_in(_survey.survey(tmp_path / "m.jsonl"), found, manifest)
     brought = list(read_manifest(manifest))
     assert {row["split"] for row in brought} == {"train", "dev", "test-other", "test-clean", "notes"}
     speakers = {split: {row["speaker"] for row in brought if row["split"] == split} for split in ("train", "dev")}
@@ -436,7 +440,7 @@ def test_names_of_splits(tmp_path: Path) -> None:
         "test": ("test1", "testset", "evaluation"),
         "none": ("1", "trains-are-fast", "notes"),
     }.items():
-        assert {_plan.role_of(name) for name in names} == {role}, role
+        assert {_survey.role_of(name) for name in names} == {role}, role
     with pytest.raises(DataError, match="each of a, b could be meant"):
         planned(tmp_path, [line("x", split=split) for split in ("a", "b", "test1")])
 
@@ -448,7 +452,7 @@ def test_one_complete_row_is_too_few_for_dev(tmp_path: Path) -> None:
 
 def test_white_space_of_lines_is_no_label(tmp_path: Path) -> None:
     found = planned(tmp_path, [line("a\tb\r\n* c", text_full="a\tb d\rc"), line("text")])
-    _plan.bring_in(_plan.survey(tmp_path / "m.jsonl"), found, tmp_path / "in.jsonl")
+    _material.bring_in(_survey.survey(tmp_path / "m.jsonl"), found, tmp_path / "in.jsonl")
     row = next(read_manifest(tmp_path / "in.jsonl"))
     assert (row.text, row["text_full"]) == ("a b * c", "a b d c")
 
@@ -458,22 +462,17 @@ def test_files_lie_beside_what_was_prepared_or_in_data(tmp_path: Path) -> None:
     manifest, corpus = tmp_path / "out" / "data" / "manifest.jsonl", tmp_path / "corpus"
     write_manifest(manifest, [{"id": "a", "path": "../../corpus/a.png", "text": "x"}])
     folders = [manifest.parent, corpus]
-    assert _plan.root_of(manifest, tmp_path / "out", folders) == tmp_path.resolve()
+    assert _material.root_of(manifest, tmp_path / "out", folders) == tmp_path.resolve()
     with pytest.raises(DataError, match=r"line 1: ../../corpus/a.png lies outside of .*data, so it is not read"):
-        _plan.root_of(manifest, tmp_path / "out", folders[:1])
+        _material.root_of(manifest, tmp_path / "out", folders[:1])
 
 
 def test_a_plan_reads_the_files_that_a_fit_would(tmp_path: Path) -> None:
     """Also where they lie beside DATA: between it and --out."""
     out, data = tmp_path / "fit", tmp_path / "data"
     data.mkdir()
-    planned, real = (
-        job._Fit(data, at, None, (), None, job._State(at, {}, {}), lambda _: None, print)
-        for at in (Path("/elsewhere/fit"), out)
-    )
-    planned.near = out
-    for one in (planned, real):
-        assert tmp_path.resolve() in one._allowed(one.out / "data" / "manifest.jsonl")
+    for planned in (Path("/elsewhere/fit"), out):
+        assert tmp_path.resolve() in _material.allowed(data, out, planned, planned / "data" / "manifest.jsonl")
 
 
 # --- what the student learns from -------------------------------------------------------------------------------------
@@ -484,8 +483,7 @@ def closing(out: Path, rows: list[dict[str, Any]]) -> tuple[list[str], list[str]
     write_manifest(out / "completed.jsonl", [{"id": f"u{i}", "split": "train", **row} for i, row in enumerate(rows)])
     (out / "completed.failed.jsonl").write_text('{"id": "u0"}\n')
     said: list[str] = []
-    one = job._Fit(out, out, None, (), None, job._State(out, {}, {}), lambda _: None, said.append)
-    one._close()
+    _material.close(out, said.append)
     return [row.text for row in read_manifest(out / "student.jsonl")], said
 
 
@@ -505,11 +503,11 @@ def test_gaps_are_closed_where_nothing_was_read(tmp_path: Path) -> None:
 
 def test_digits_are_prepared_whatever_lies_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(job, "prepare", lambda name, out, **more: digits.prepare(out, train=4, dev=2, test=2))
+    monkeypatch.setattr(_material, "prepare", lambda name, out, **more: digits.prepare(out, train=4, dev=2, test=2))
     foreign = tmp_path / "out" / "data" / "manifest.jsonl"
     write_manifest(foreign, [{"id": "foreign", "path": "a.png", "text": "x"}])
-    one = job._Fit("digits", tmp_path / "out", None, (), None, job._State(tmp_path, {}, {}), lambda _: None, print)
-    assert "foreign" not in {row.id for row in read_manifest(one._source())}
+    made = _material.source_of(Path("digits"), tmp_path / "out", print, lambda done, total: None)
+    assert "foreign" not in {row.id for row in read_manifest(made)}
 
 
 def test_a_manifest_of_another_toolkit_is_prepared(tmp_path: Path) -> None:
@@ -517,14 +515,13 @@ def test_a_manifest_of_another_toolkit_is_prepared(tmp_path: Path) -> None:
     (tmp_path / "a.wav").write_bytes(audio.encode(torch.zeros(8_000), 8_000))
     source.write_text('{"audio_filepath": "a.wav", "offset": 0.25, "duration": 0.5, "text": "the * fox"}\n')
     said: list[str] = []
-    one = job._Fit(source, tmp_path / "out", None, (), None, job._State(tmp_path, {}, {}), lambda _: None, said.append)
-    (row,) = read_manifest(one._source())
+    step: Callable[[int, int | None], None] = lambda done, total: None  # noqa: E731
+    (row,) = read_manifest(_material.source_of(source, tmp_path / "out", said.append, step))
     assert (row.text, row["start"], row["end"], row["split"]) == ("the * fox", 0.25, 0.75, "train")
     assert said == [f"{source}: read as NeMo, 1 rows"]
     ours = tmp_path / "ours.json"
     write_manifest(ours, [{"id": "a", "path": "a.wav", "text": "x"}])
-    one = job._Fit(ours, tmp_path / "out", None, (), None, job._State(tmp_path, {}, {}), lambda _: None, said.append)
-    assert one._source() == ours
+    assert _material.source_of(ours, tmp_path / "out", said.append, step) == ours
 
 
 def test_a_weak_teacher_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -532,14 +529,14 @@ def test_a_weak_teacher_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         dev_error = 81.2
 
     def done(*arguments: Any, **options: Any) -> Any:
-        assert options["skip_bad"]
+        assert options["where"].skip_bad
         return SimpleNamespace(failed=2, report=lambda: "the report")
 
     said: list[str] = []
     state = job._State(tmp_path, {}, {}, {"root": str(tmp_path), "judged": [], "teacher": True})
-    one = job._Fit(tmp_path, tmp_path, None, (), None, state, lambda _: None, said.append)
+    one = job._Fit(job.Request(tmp_path), state, lambda _: None, said.append)
     monkeypatch.setattr(runs, "load", lambda folder: Weak)
-    monkeypatch.setattr(job._Fit, "_device", lambda self: "cpu")
+    monkeypatch.setattr(job._Fit, "_where", lambda self, part: CPU)
     monkeypatch.setattr(job, "pseudo", done)
     one._complete()
     assert said[-1].startswith("2 rows that have more labels than frames, or that cannot be opened, are left out")

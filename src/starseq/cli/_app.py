@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from starseq.extras import STOPPED, missing
+
+SECONDS_PER_LINE = 20
+"""between two lines where there is no terminal to draw on"""
 
 app = typer.Typer(
     name="starseq",
@@ -81,6 +85,58 @@ def progress_bar(
         if not first:
             raise Said(130) from None
         fail(f"stopped; the same command {'goes on where this one stopped' if goes_on else 'begins anew'}{but}", 130)
+
+
+class Display:
+    """What a long job says on stderr: a bar with a line before it on a terminal, that line now and then elsewhere."""
+
+    def __init__(self, what: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        console = Console(stderr=True)
+        self._terminal, self._printed = console.is_terminal, time.monotonic()
+        self._bars = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.percentage:>3.0f} %"),
+            console=console, transient=True, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bars.add_task(what, total=None)
+        self.used = False
+        """whether this process said anything: of several only the first does"""
+
+    def __enter__(self) -> Display:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bars.stop()
+
+    def say(self, sentence: str) -> None:
+        self.used = True
+        if self._terminal:
+            self._bars.console.print(sentence, highlight=False, markup=False)
+        else:
+            typer.echo(sentence, err=True)
+
+    def bar(self, done: float, total: float | None) -> None:
+        self._bars.update(self._task, completed=done, total=total)
+
+    def line(self, line: str, *, always: bool = False) -> None:
+        """Stands before the bar. Where there is no bar it is said now and then, or `always`."""
+        self._bars.update(self._task, description=line)
+        if always or (not self._terminal and time.monotonic() - self._printed > SECONDS_PER_LINE):
+            self._printed = time.monotonic()
+            self.say(line)
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    >>> clock(3725.8)
+    '1:02:05'
+    """
+    left = int(seconds)
+    return f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
 
 
 def numbers(text: str, option: str) -> tuple[float, ...]:

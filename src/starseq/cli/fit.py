@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from starseq.cli._app import app, fail
+from starseq.cli._app import Display, app, clock, fail
 
 if TYPE_CHECKING:
     from starseq.jobs.fit import Moment
-
-SECONDS_PER_LINE = 20
-"""between two lines where there is no terminal to draw on"""
 
 
 @app.command()
@@ -45,60 +41,26 @@ def fit(
     """
     from starseq.jobs import fit as job
 
-    options: dict[str, Any] = {"text": text, "overrides": overrides or (), "minutes": minutes}
+    request = job.Request(data, text, overrides or (), minutes)
     if dry_run:
-        typer.echo("\n".join(job.plan(data, out, **options)))
+        typer.echo("\n".join(job.plan(request, out)))
         return
     if out is None:
         raise ValueError("--out FOLDER is missing: where is the recogniser to go?")
-    display = _Display()
+    display = Display("data")
+
+    def progress(moment: job.Moment) -> None:
+        display.bar(moment.share, 1.0)
+        display.line(_line(moment))
+
     try:
         with display:
-            result = job.fit(data, out, **options, progress=display.progress, say=display.say)
+            result = job.fit(request, out, progress=progress, say=display.say)
     except KeyboardInterrupt:
         fail("stopped; the same command goes on from here", 130)
     typer.echo(str(result))
 
 
-class _Display:
-    """One line on stderr for the whole: drawn on a terminal, printed now and then elsewhere."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        console = Console(stderr=True)
-        self._terminal, self._printed = console.is_terminal, time.monotonic()
-        self._bars = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.percentage:>3.0f} %"),
-            console=console, transient=True, disable=not console.is_terminal,
-        )  # fmt: skip
-        self._task = self._bars.add_task("data", total=1.0)
-
-    def __enter__(self) -> _Display:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bars.stop()
-
-    def say(self, sentence: str) -> None:
-        if self._terminal:
-            self._bars.console.print(sentence, highlight=False, markup=False)
-        else:
-            typer.echo(sentence, err=True)
-
-    def progress(self, moment: Moment) -> None:
-        line = _line(moment)
-        self._bars.update(self._task, completed=moment.share, description=line)
-        if not self._terminal and time.monotonic() - self._printed > SECONDS_PER_LINE:
-            self._printed = time.monotonic()
-            typer.echo(f"{line}, {moment.share:.0%} of all", err=True)
-
-
 def _line(moment: Moment) -> str:
     line = moment.part if moment.total is None else f"{moment.part} {moment.done:,} of {moment.total:,}"
-    if moment.seconds_left is None:
-        return line
-    left = int(moment.seconds_left)
-    return f"{line}, about {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
+    return line if moment.seconds_left is None else f"{line}, about {clock(moment.seconds_left)} left"

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from starseq import recipes
-from starseq.cli._app import Said, app
+from starseq.cli._app import Display, Said, app, clock
 from starseq.data.files import check_unlocked
 
 if TYPE_CHECKING:
     from starseq.jobs.train import Metrics
-
-SECONDS_PER_LINE = 20
-"""between two lines where there is no terminal to draw on"""
 
 
 @app.command(epilog="Recipes of the package:\n\n" + recipes.listing())
@@ -81,16 +77,15 @@ def train(
             raise ValueError("--dry-run needs a recipe")
         typer.echo(str(job.dry_run(loaded)))
         return
-    display = _Display()
+    display = Display("training")
+
+    def metrics(now: Metrics) -> None:
+        display.line(_line(now), always=now.dev_error is not None)
+
     try:
         with display:
             result = job.train(
-                loaded,
-                folder,
-                resume=resume,
-                progress=display.progress,
-                on_metrics=display.metrics,
-                on_message=display.say,
+                loaded, folder, resume=resume, progress=display.bar, on_metrics=metrics, on_message=display.say
             )
     except KeyboardInterrupt:
         if _is_first_process():
@@ -113,56 +108,12 @@ def _is_first_process() -> bool:
     return rank == "0"
 
 
-class _Display:
-    """Progress on stderr: a bar with the last metrics on a terminal, a line now and then elsewhere."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        console = Console(stderr=True)
-        self._bars = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
-            console=console, transient=True, disable=not console.is_terminal,
-        )  # fmt: skip
-        self._task = self._bars.add_task("training", total=None)
-        self._terminal, self._printed = console.is_terminal, 0.0
-        self.used = False
-        """whether this process is the first, the only one that is told anything"""
-
-    def __enter__(self) -> _Display:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bars.stop()
-
-    def progress(self, done: int, total: int | None) -> None:
-        self._bars.update(self._task, completed=done, total=total)
-
-    def say(self, sentence: str) -> None:
-        self.used = True
-        if self._terminal:
-            self._bars.console.print(sentence, highlight=False, markup=False)
-        else:
-            typer.echo(sentence, err=True)
-
-    def metrics(self, metrics: Metrics) -> None:
-        line = _line(metrics)
-        self._bars.update(self._task, description=line)
-        due = time.monotonic() - self._printed > SECONDS_PER_LINE
-        if metrics.dev_error is not None or (due and not self._terminal):
-            self._printed = time.monotonic()
-            self.say(line)
-
-
 def _line(metrics: Metrics) -> str:
     parts = [f"step {metrics.step:,}", f"loss {metrics.loss:.3g}"]
     if metrics.inserted_per_label is not None and metrics.p is not None:
         parts.append(f"inserted/label {metrics.inserted_per_label:.2f} at p {metrics.p:.2f}")
     parts += [f"blank {100 * metrics.blank_share:.0f} %", f"{metrics.frames_per_second:,.0f} frames/s"]
-    left = int(metrics.seconds_left)
-    parts.append(f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left")
+    parts.append(f"{clock(metrics.seconds_left)} left")
     if metrics.dev_error is not None:
         parts.append(f"dev error {metrics.dev_error:.2f} %")
     return ", ".join(parts)

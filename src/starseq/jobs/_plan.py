@@ -1,26 +1,19 @@
-"""What `starseq fit` makes of data that it has never seen: what the rows hold, and what follows for the training."""
+"""What `starseq fit` decides: recipe, criterion, labels, splits and steps, by what the rows hold."""
 
 from __future__ import annotations
 
-import json
-import os
-import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from starseq.config import Recipe, build, load_recipe, override_tree
-from starseq.data import audio, images
 from starseq.data.dataset import LineReader
 from starseq.data.errors import DataError
-from starseq.data.files import resolve_inside
-from starseq.data.manifest import Row, manifest_writer, read_manifest, rebaser
+from starseq.data.manifest import read_manifest
 from starseq.data.split import DevChoice, choose_dev
-from starseq.text.gaps import escape, has_gap, split_gaps
+from starseq.jobs._survey import DEV, TRAIN, Survey, can_be_judged
 
-__all__ = ["Plan", "Survey", "bring_in", "make_plan", "survey"]
+__all__ = ["Plan", "asked", "check_overrides", "make_plan", "recipe_for_steps", "steps_for"]
 
 # --- the numbers to choose by measurement -----------------------------------------------------------------------------
 
@@ -30,12 +23,8 @@ FEWEST, MOST = 0.15, 2.0
 """... but no fewer and no more steps than so many times those of the recipe."""
 EVALUATIONS = 10
 """of a training, at least"""
-DENSER = 0.85
-"""Labels are missing where training rows have less than this share of the characters of dev and test, for their size."""
 FEW_MARKED = 0.01
 """Share of the rows: where fewer mark a gap, it is no habit to mark them"""
-DENSITY_ROWS = 20
-"""rows on either side that such a comparison needs"""
 CLOSED_TYPES, CLOSED_TIMES = 200, 10
 """A closed vocabulary has no more word types, and each occurs so often on average."""
 CLOSED = (
@@ -43,232 +32,6 @@ CLOSED = (
     "model.hidden=576", "model.layers=4", "model.letter_to_word=true",
 )  # fmt: skip
 """What a closed vocabulary changes in the recipe `speech`: words are the labels, of a smaller model with longer frames"""
-
-Kind = Literal["audio", "images"]
-
-TRAIN, DEV = "train", "dev"
-_NAMES = {
-    TRAIN: ("train", "tr", "training", "trainset"),
-    DEV: ("dev", "val", "va", "valid", "validation", "development", "devel", "devset"),
-    "test": ("test", "eval", "te", "testing", "evaluation", "testset"),
-}
-_MOST_TYPES = 5000
-
-
-# --- what there is ----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Side:
-    """Counts of the rows that are to be trained on, or of those that are held out."""
-
-    rows: int = 0
-    untold: int = 0
-    """without any label"""
-    gaps: int = 0
-    """that mark a gap"""
-    lost: int = 0
-    """without a mark, whose complete text is longer"""
-    closed: int = 0
-    """that say that nothing is missing"""
-    judged: int = 0
-    """with a complete text to compare with"""
-    size: float = 0.0
-    """seconds, or widths in heights, of the rows without a mark ..."""
-    characters: int = 0
-    """... and their characters"""
-    sized: int = 0
-    """... and how many they are"""
-
-    @property
-    def told(self) -> int:
-        return self.rows - self.untold
-
-    @property
-    def density(self) -> float | None:
-        return self.characters / self.size if self.sized >= DENSITY_ROWS and self.size else None
-
-
-@dataclass
-class Survey:
-    """What the rows of a manifest hold."""
-
-    manifest: Path
-    kinds: Counter[Kind] = field(default_factory=Counter)
-    has_train: bool = True
-    """whether a split is called train, or some row has none"""
-    train: Side = field(default_factory=Side)
-    held_out: Side = field(default_factory=Side)
-    splits: dict[str, Side] = field(default_factory=dict)
-    """by the name in the manifest; "" for rows without one"""
-    words: Counter[str] = field(default_factory=Counter)
-    """of the training rows; counting stops at 5,000 types"""
-    between: int = 0
-    """gaps between words ..."""
-    inside: int = 0
-    """... and gaps that touch a letter"""
-    words_lost: int = 0
-    """rows that lost whole words without a mark ..."""
-    chars_lost: int = 0
-    """... and rows that lost less"""
-    features: str | None = None
-    """what stored features say that they are"""
-    corpus: str | None = None
-    """that STATS.json beside the data names"""
-    total_size: float = 0.0
-    """of the training rows: seconds, or widths in heights; 0 where some row does not say it"""
-
-    @property
-    def kind(self) -> Kind:
-        if len(self.kinds) > 1:
-            counts = " and ".join(f"{count:,} rows of {kind}" for kind, count in self.kinds.most_common())
-            raise DataError(
-                f"{self.manifest}: {counts}; one recogniser reads either: `starseq manifest filter` parts them"
-            )
-        return next(iter(self.kinds))
-
-    def names(self, role: str) -> list[str]:
-        return [name for name in self.splits if self.role(name) == role]
-
-    def role(self, split: str) -> str:
-        """What a split is for; where none is called train, the one whose name says nothing is trained on."""
-        found = role_of(split)
-        return TRAIN if found == "none" and not self.has_train else found
-
-    @property
-    def thinner(self) -> bool:
-        """Whether the training rows have clearly fewer characters for their size than dev and test."""
-        ours, theirs = self.train.density, self.held_out.density
-        return ours is not None and theirs is not None and ours < DENSER * theirs
-
-    @property
-    def whole_words(self) -> bool | None:
-        """Whether what is missing are whole words; None where no row tells."""
-        words, characters = self.between + self.words_lost, self.inside + self.chars_lost
-        return words > 10 * characters if words or characters else None
-
-
-def role_of(split: str) -> str:
-    """What a split is for, by its name; one without a meaning is for nothing.
-
-    >>> [role_of(name) for name in ("", "train-clean-100", "validation", "test2", "notes")]
-    ['train', 'train', 'dev', 'test', 'none']
-    """
-    if not split:
-        return TRAIN
-    first = split.lower().replace("_", "-").partition("-")[0].rstrip("0123456789")
-    return next((role for role, names in _NAMES.items() if first in names), "none")
-
-
-def survey(manifest: Path) -> Survey:
-    """Reads a manifest once, and counts."""
-    names = {str(row.get("split") or "") for row in read_manifest(manifest, labelled=False)}
-    found = Survey(manifest, has_train=any(role_of(name) == TRAIN for name in names))
-    unclear = sorted(name for name in names if role_of(name) == "none")
-    if len(unclear) > 1 and not found.has_train:
-        raise DataError(
-            f"{manifest}: no split is called train, and each of {', '.join(unclear)} could be meant: call one of them train"
-        )
-    sized = True
-    for row in read_manifest(manifest, labelled=False):
-        if not any(found.kinds):
-            found.corpus = _stated_corpus(manifest, row)
-        found.kinds[_kind_of(manifest, row)] += 1
-        found.features = found.features or row.features
-        split = str(row.get("split") or "")
-        role, size = found.role(split), _size_of(row)
-        _count(found.splits.setdefault(split, Side()), row, size)
-        if role == TRAIN:
-            _count(found.train, row, size)
-            _count_holes(found, row)
-            sized = sized and size is not None
-            found.total_size += size or 0.0
-        elif role in (DEV, "test"):
-            _count(found.held_out, row, size)
-    found.total_size = found.total_size if sized else 0.0
-    return found
-
-
-def _kind_of(manifest: Path, row: Row) -> Kind:
-    suffix = Path(row.path).suffix.lower()
-    if suffix in images.SUFFIXES:
-        return "images"
-    if suffix in audio.SUFFIXES or row.features:
-        return "audio"
-    raise DataError(f"{manifest}, line {row.line}: {row.path}: neither audio nor an image by its name")
-
-
-def _stated_corpus(manifest: Path, row: Row) -> str | None:
-    """What STATS.json says beside the manifest, or beside the files."""
-    name = row.get("archive") or row.path
-    for folder in dict.fromkeys((manifest.parent, (manifest.parent / name).parent)):
-        try:
-            stated = json.loads((folder / "STATS.json").read_text())
-        except (OSError, ValueError):
-            continue
-        if isinstance(stated, dict) and isinstance(stated.get("corpus"), str):
-            return str(stated["corpus"])
-    return None
-
-
-def _size_of(row: Row) -> float | None:
-    """Seconds, or the width in heights."""
-    if row.seconds is not None:
-        return row.seconds
-    width, height = row.get("width"), row.get("height")
-    return None if width is None or height is None else width / height
-
-
-def is_untold(row: Row) -> bool:
-    """Whether no label of the row is known."""
-    return not any(segment.strip() for segment in split_gaps(row.text))
-
-
-def lost_labels(row: Row) -> bool:
-    """Whether the complete text is longer; another of the same length is another spelling."""
-    return len(row.text) < len(row.get("text_full") or "")
-
-
-def can_be_judged(row: Row) -> bool:
-    """Whether there is a text to compare with what is read, once `bring_in` has written the row."""
-    return bool(row.get("text_full")) or (row.complete and not is_untold(row))
-
-
-def _count(side: Side, row: Row, size: float | None) -> None:
-    side.rows, side.judged = side.rows + 1, side.judged + can_be_judged(row)
-    if is_untold(row):
-        side.untold += 1
-        return
-    if has_gap(row.text):
-        side.gaps += 1
-        return
-    side.lost += lost_labels(row)
-    side.closed += row.get("gaps") == "marked"
-    if size is not None:
-        side.size, side.sized = side.size + size, side.sized + 1
-        side.characters += len(row.text)
-
-
-def _count_holes(found: Survey, row: Row) -> None:
-    """Words, and whether what is missing are words."""
-    segments, full = split_gaps(row.text), row.get("text_full")
-    if len(found.words) < _MOST_TYPES:
-        found.words.update(word.lower() for segment in segments for word in segment.split())
-    if len(segments) > 1 and not is_untold(row):
-        for before, after in zip(segments, segments[1:], strict=False):
-            if (before and not before[-1].isspace()) or (after and not after[0].isspace()):
-                found.inside += 1
-            else:
-                found.between += 1
-    elif full and not has_gap(full) and lost_labels(row):
-        left = iter("".join(split_gaps(full)).split())
-        if all(word in left for word in segments[0].split()):
-            found.words_lost += 1
-        else:
-            found.chars_lost += 1
-
-
-# --- what follows -----------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -493,77 +256,3 @@ def recipe_for_steps(name: str, changes: Sequence[str], steps: int, overrides: S
         f"optim.head_steps={min(own.optim.head_steps, steps // 10)}",
     ]  # fmt: skip
     return load_recipe(name, [*changes, *lengths, *overrides])
-
-
-# --- the manifest of a fit --------------------------------------------------------------------------------------------
-
-
-_LINE_SPACE = re.compile(r"[\t\r\n\v\f]+")
-"""What is white space in a text, and no label"""
-_OPENING, _CLOSING = tuple("([{«„“"), tuple(")]}»”.,;:!?")
-
-
-def bring_in(found: Survey, plan: Plan, target: Path) -> None:
-    """Writes the manifest that all parts read: every row has a split, and a row without text is one gap.
-
-    Splits of training rows are called train, those of dev rows dev; others keep their name. Tabs and ends of lines become spaces.
-    """
-    rebase = rebaser(found.manifest, target)
-
-    def rows() -> Iterator[Row]:
-        for row in read_manifest(found.manifest, labelled=False):
-            role = found.role(str(row.get("split") or ""))
-            changes: dict[str, Any] = {
-                name: _LINE_SPACE.sub(" ", row.fields[name]) for name in ("text", "text_full") if row.get(name)
-            }
-            if role == TRAIN:
-                changes["split"] = DEV if plan.dev is not None and row in plan.dev else TRAIN
-            elif role == DEV:
-                changes["split"] = DEV
-            if is_untold(row):
-                changes |= {"text": "*", "gaps": "marked"}
-            elif plan.closes and role == TRAIN:
-                changes["gaps"] = "marked"
-            yield rebase(row.replace(**changes))
-
-    with manifest_writer(target, checked=True) as writer:
-        for row in rows():
-            writer.write(row)
-
-
-def without_gaps(text: str) -> str:
-    r"""A text whose marked gaps hold nothing; of the spaces around one, one stays, and none at the ends and inside brackets.
-
-    >>> without_gaps("the * fox"), without_gaps("* fo*x"), without_gaps("*"), without_gaps(r"2 \* 3")
-    ('the fox', 'fox', '', '2 \\* 3')
-    >>> without_gaps("(Ste *) or (* Anne), a *."), without_gaps("so * !")
-    ('(Ste) or (Anne), a.', 'so !')
-    """
-    closed, *after = split_gaps(text)
-    for segment in after:
-        if segment.startswith(_CLOSING):
-            closed = closed.rstrip()
-        elif not closed or closed[-1].isspace() or closed.endswith(_OPENING):
-            segment = segment.lstrip()
-        closed += segment
-    if after and not after[-1].strip():
-        closed = closed.rstrip()
-    return escape(closed)
-
-
-def root_of(manifest: Path, target: Path, allowed: Sequence[Path]) -> Path:
-    """The deepest folder that holds `target` and every file of a manifest. A file in no `allowed` folder is a `DataError`."""
-    folders = {os.path.realpath(target)}
-    for row in read_manifest(manifest, labelled=False):
-        path = row.get("archive") or row.path
-        for number, folder in enumerate(allowed, start=1):
-            try:
-                folders.add(str(resolve_inside(path, manifest.parent, folder).parent))
-                break
-            except DataError:
-                if number == len(allowed):
-                    raise DataError(
-                        f"{manifest}, line {row.line}: {path} lies outside of {folder}, so it is not read; "
-                        "a manifest for `starseq fit` lies beside its files, or above them"
-                    ) from None
-    return Path(os.path.commonpath(folders))

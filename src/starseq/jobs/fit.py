@@ -2,53 +2,38 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import os
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from starseq import corpora, runs
+from starseq import runs
 from starseq.config import Recipe, load_recipe
 from starseq.data.errors import DataError
 from starseq.data.files import locked, write_text
-from starseq.data.manifest import manifest_writer, read_manifest, write_manifest
-from starseq.jobs._fill import MOST_ERRORS, gaps_in
-from starseq.jobs._plan import (
-    DEV,
-    TRAIN,
-    Plan,
-    Survey,
-    asked,
-    bring_in,
-    check_overrides,
-    make_plan,
-    recipe_for_steps,
-    root_of,
-    steps_for,
-    survey,
-    without_gaps,
-)
+from starseq.data.manifest import read_manifest, write_manifest
+from starseq.jobs._clock import Clock, Moment, expected, seconds_of_step
+from starseq.jobs._fill import MOST_ERRORS
+from starseq.jobs._material import COMPLETED, MANIFEST, STUDENT, Say, allowed, bring_in, close, root_of, source_of
+from starseq.jobs._plan import Plan, asked, check_overrides, make_plan, recipe_for_steps, steps_for
 from starseq.jobs._search import Search, read_tuned
+from starseq.jobs._survey import DEV, TRAIN, Survey, survey
 from starseq.jobs._where import PathLike, Where
 from starseq.jobs.evaluate import evaluate
 from starseq.jobs.lm import mix_ngrams, text_settings, train_ngram
 from starseq.jobs.manifest import Condition, filter_manifest
-from starseq.jobs.prepare import prepare
 from starseq.jobs.pseudo import pseudo
 from starseq.jobs.report import report
 from starseq.jobs.train import Metrics, train
 from starseq.jobs.tune import tune
 from starseq.lm.text import read_texts
 
-__all__ = ["FitResult", "Moment", "fit"]
+__all__ = ["FitResult", "Moment", "Request", "fit", "plan"]
 
 ORDER = {"char": 6, "word": 3}
 """of the n-gram model, by what a label is"""
@@ -58,32 +43,13 @@ BEAM, BEAM_TOKENS = 60, 20
 """of the search that is tuned and evaluated"""
 TRAINING_SHARE = 0.75
 """of the time that `minutes` allows; the rest is for completion, search and evaluation"""
-SHARES = {"length": 0.1, "complete": 0.15, "lm": 0.02, "tune": 0.15, "evaluate": 0.1, "report": 0.02}
-"""What a part takes, in times of a training, until it has begun: for the time left alone"""
-MEASURED_SECONDS, FIRST_MINUTE = 10.0, 60.0
-
-_STATE, _MANIFEST, _LM, _REPORT = "fit.json", "manifest.jsonl", "lm.arpa", "report.html"
-_COMPLETED, _CLOSED = "completed.jsonl", "student.jsonl"
+_STATE, _LM, _REPORT = "fit.json", "lm.arpa", "report.html"
 _TITLES = {
     "data": "data", "teacher": "training the teacher", "length": "tuning the teacher", "complete": "completing",
     "student": "training", "lm": "language model", "tune": "tuning", "evaluate": "evaluating", "report": "report",
 }  # fmt: skip
 
-Say = Callable[[str], None]
-
-
-class Moment(NamedTuple):
-    """How far a fit is."""
-
-    part: str
-    """what is done now, in words"""
-    done: int
-    total: int | None
-    """of this part"""
-    share: float
-    """of the whole, from 0 to 1"""
-    seconds_left: float | None
-    """None: not known yet"""
+FIRST_MINUTE = 60.0
 
 
 @dataclass(frozen=True)
@@ -109,39 +75,60 @@ class FitResult:
         )
 
 
+@dataclass(frozen=True)
+class Request:
+    """What a fit is asked for. What nobody can do is a `DataError` with one sentence."""
+
+    data: PathLike
+    """a manifest, a folder or table that some corpus of `starseq.corpora` reads, or ``digits``"""
+    text: PathLike | None = None
+    """more text for the language model"""
+    overrides: Sequence[str] = ()
+    """of recipe keys, for the trainings"""
+    minutes: float | None = None
+    """what the trainings are shortened to, as well as their first steps tell"""
+
+    def __post_init__(self) -> None:
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise ValueError(f"minutes: {self.minutes:g} is not a number above 0")
+        check_overrides(self.overrides)
+        if self.text is not None and not Path(self.text).is_file():
+            raise DataError(f"{os.fspath(self.text)}: no such file")
+        if self.text is not None and not any(line.strip() for line in read_texts([self.text])):
+            raise DataError(f"{os.fspath(self.text)}: no line has a text")
+        if not Path(self.data).exists() and os.fspath(self.data) != "digits":
+            raise DataError(f"{os.fspath(self.data)}: no such file or folder")
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What has to be the same for a fit to go on."""
+        data = os.path.realpath(self.data) if Path(self.data).exists() else os.fspath(self.data)
+        text = None if self.text is None else os.path.realpath(self.text)
+        return {"data": data, "text": text, "overrides": list(self.overrides), "minutes": self.minutes}
+
+
 def fit(
-    data: PathLike,
-    out: PathLike,
-    *,
-    text: PathLike | None = None,
-    overrides: Sequence[str] = (),
-    minutes: float | None = None,
-    progress: Callable[[Moment], None] | None = None,
-    say: Say | None = None,
+    request: Request, out: PathLike, *, progress: Callable[[Moment], None] | None = None, say: Say | None = None
 ) -> FitResult:
-    """Makes a recogniser of `data`: a manifest, a folder or table that some corpus of `starseq.corpora` reads, or ``digits``.
+    """Makes a recogniser as the `request` says.
 
     Chooses a recipe, a dev split and the steps by what the rows hold, and says so. Where labels are missing, STC trains a teacher,
     which completes the training rows, and CTC trains a student on those; where none are, CTC trains at once. An n-gram model of
-    the training texts, mixed with one of the file `text`, is tuned on dev. All is evaluated, and shown in ``report.html``.
+    the training texts, mixed with one of the text that is given, is tuned on dev. All is evaluated, and shown in ``report.html``.
 
-    `overrides` of recipe keys go to the trainings. `minutes` shortens them, as well as their first steps tell. `progress` gets a
-    `Moment`, `say` a sentence for each decision.
-
-    A fit that was stopped at any point goes on when it is called with the same arguments, and ends with the same result.
+    `progress` gets a `Moment`, `say` a sentence for each decision. A fit that was stopped at any point goes on when it is called
+    with the same arguments, and ends with the same result.
 
     Raises `DataError` with one sentence for data that nothing can be learned from, and for a folder that holds something else.
     """
     out = Path(out)
-    _check(data, out, text, overrides, minutes)
-    wanted = {
-        "data": _name(data), "text": None if text is None else os.path.realpath(text), "overrides": list(overrides),
-        "minutes": minutes,
-    }  # fmt: skip
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out}: not a folder, so no recogniser can be in it")
+    if out.is_dir() and not (out / _STATE).exists() and any(not path.name.startswith(".") for path in out.iterdir()):
+        raise DataError(f"{out}: holds something else; choose a new folder for --out")
     with locked(out, out / ".lock"):
-        state = _State.read(out, wanted)
         job = _Fit(
-            data, out, text, overrides, minutes, state, progress or (lambda moment: None), say or (lambda line: None)
+            request, _State.read(out, request.key), progress or (lambda moment: None), say or (lambda line: None)
         )
         job.do("data")
         for part in job.parts():
@@ -149,67 +136,21 @@ def fit(
         return job.result()
 
 
-def plan(
-    data: PathLike,
-    out: PathLike | None = None,
-    *,
-    text: PathLike | None = None,
-    overrides: Sequence[str] = (),
-    minutes: float | None = None,
-) -> list[str]:
+def plan(request: Request, out: PathLike | None = None) -> list[str]:
     """What `fit` would decide, and what to expect on this machine, measured by some steps of training. Leaves nothing behind.
 
-    `out` is where `fit` would write; files may lie between there and `data`. By default it is the current folder.
+    `out` is where `fit` would write; files may lie between there and the data. By default it is the current folder.
     """
-    _check(data, None, text, overrides, minutes)
     with tempfile.TemporaryDirectory(prefix="starseq-fit-") as folder:
         lines: list[str] = []
-        here = Path(folder, "fit")
-        job = _Fit(data, here, text, overrides, minutes, _State(here, {}, {}), lambda moment: None, lines.append)
+        job = _Fit(request, _State(Path(folder, "fit"), {}, {}), lambda moment: None, lines.append)
         job.near = Path.cwd() if out is None else Path(out)
         job.do("data")
-        seconds = job.seconds_per_step()
         lines += [
-            _expected(job.trainings, job.steps, seconds),
+            expected(job.trainings, job.steps, job.seconds_per_step()),
             "parts: " + ", ".join(_TITLES[part] for part in job.parts()),
         ]
         return lines
-
-
-def _check(
-    data: PathLike, out: Path | None, text: PathLike | None, overrides: Sequence[str], minutes: float | None
-) -> None:
-    if minutes is not None and not 0 < minutes < math.inf:
-        raise ValueError(f"minutes: {minutes:g} is not a number above 0")
-    check_overrides(overrides)
-    if text is not None and not Path(text).is_file():
-        raise DataError(f"{os.fspath(text)}: no such file")
-    if text is not None and not sum(bool(line.strip()) for line in read_texts([text])):
-        raise DataError(f"{os.fspath(text)}: no line has a text")
-    if not Path(data).exists() and os.fspath(data) != "digits":
-        raise DataError(f"{os.fspath(data)}: no such file or folder")
-    if out is None:
-        return
-    if out.exists() and not out.is_dir():
-        raise DataError(f"{out}: not a folder, so no recogniser can be in it")
-    if out.is_dir() and not (out / _STATE).exists() and any(not path.name.startswith(".") for path in out.iterdir()):
-        raise DataError(f"{out}: holds something else; choose a new folder for --out")
-
-
-def _name(data: PathLike) -> str:
-    return os.path.realpath(data) if Path(data).exists() else os.fspath(data)
-
-
-def _expected(trainings: int, steps: int, seconds: float) -> str:
-    minutes = trainings * steps * seconds / 60
-    each = f"{trainings} trainings of {steps:,} steps" if trainings > 1 else f"a training of {steps:,} steps"
-    return f"expect {_span(minutes)} for {each} here, at {seconds:.3g} s a step; completing, tuning and evaluating come on top"
-
-
-def _span(minutes: float) -> str:
-    if minutes >= 120:
-        return f"{minutes / 60:.1f} hours"
-    return f"{minutes:.{1 if minutes < 10 else 0}f} minutes"
 
 
 # --- what is done -----------------------------------------------------------------------------------------------------
@@ -254,14 +195,11 @@ class _State:
 class _Fit:
     """A fit on its way. A part is a method; what it leaves are files, so that the next one needs nothing else."""
 
-    def __init__(
-        self, data: PathLike, out: Path, text: PathLike | None, overrides: Sequence[str], minutes: float | None, state: _State,
-        progress: Callable[[Moment], None], say: Say,
-    ) -> None:  # fmt: skip
-        self.data, self.out, self.text, self.overrides, self.minutes = data, out, text, list(overrides), minutes
-        self.state, self.progress, self.say = state, progress, say
-        self.clock = _Clock(state.done)
-        self.near = out
+    def __init__(self, request: Request, state: _State, progress: Callable[[Moment], None], say: Say) -> None:
+        self.request, self.state, self.progress, self.say = request, state, progress, say
+        self.out, self.overrides = state.out, list(request.overrides)
+        self.clock = Clock(state.done)
+        self.near = state.out
         """where the result is wanted; a plan works elsewhere"""
 
     # What was decided.
@@ -315,13 +253,14 @@ class _Fit:
     # The parts.
 
     def _data(self) -> None:
-        manifest = self._source()
+        data = Path(self.request.data)
+        manifest = source_of(data, self.out, self.say, self._step("data"))
         found = survey(manifest)
         plan = make_plan(found, self.overrides)
         for line in plan.why:
             self.say(line)
-        target = self.out / _MANIFEST
-        root = root_of(manifest, self.out, self._allowed(manifest))
+        target = self.out / MANIFEST
+        root = root_of(manifest, self.out, allowed(data, self.near, self.out, manifest))
         bring_in(found, plan, target)
         self.state.plan = {
             "recipe": plan.recipe, "criterion": plan.criterion, "teacher": plan.teacher, "changes": plan.changes,
@@ -329,63 +268,24 @@ class _Fit:
         }  # fmt: skip
         self._decide_steps(plan, found)
 
-    def _allowed(self, manifest: Path) -> list[Path]:
-        """Where files may lie: beside the manifest or below it. One that was prepared here names those of DATA as well."""
-        data, beside = Path(self.data), manifest.parent
-        if beside != self.out / "data" or not data.exists():
-            return [beside]
-        folders = [beside, data if data.is_dir() else data.parent]
-        both = Path(os.path.commonpath(list(map(os.path.realpath, [self.near, folders[1]]))))
-        return folders if both == both.parent else [both, beside]
-
-    def _source(self) -> Path:
-        """The manifest to begin with; a corpus is prepared into ``data`` first."""
-        data = Path(self.data)
-        name = corpora.reader_of(data) if data.exists() else None
-        if name is None and data.is_file() and data.suffix.lower() in (".jsonl", ".json"):
-            return data
-        if data.is_dir() and (data / _MANIFEST).is_file():
-            return data / _MANIFEST
-        made = self.out / "data" / _MANIFEST
-        if not data.exists():  # the word digits
-            self.say(str(prepare("digits", made.parent, progress=self._step("data"))).splitlines()[0])
-            return made
-        if name is None:
-            known = "audio or images with a text file beside each, or what `starseq prepare` reads"
-            raise DataError(f"{data}: nothing to read there; `starseq fit` takes a manifest, or {known}")
-        # What splits it has are kept; others are made here, by rows.
-        options: dict[str, Any] = {"dev": 0.0, "test": 0.0, "skip_bad": True}
-        takes = inspect.signature(corpora.load(name)).parameters
-        done = prepare(
-            name, data, made.parent, **{key: value for key, value in options.items() if key in takes}, progress=self._step("data")
-        )  # fmt: skip
-        self.say(f"{data}: read as {done.corpus}, {done.rows:,} rows")
-        if done.unruled:
-            self.say(done.about_unruled)
-        for reason, count in sorted(done.left_out.items()):
-            self.say(f"left out: {count:,} x {reason}")
-        if done.bad:
-            self.say(f"left out: {done.bad:,} bad rows, see {made.parent / 'bad.jsonl'}")
-        return made
-
     def _decide_steps(self, plan: Plan, found: Survey) -> None:
         recipe = load_recipe(plan.recipe, [*plan.changes, *self.overrides])
         given = asked(self.overrides, "trainer.max_steps") is not None
         steps = (recipe.trainer.max_steps or 1) if given else steps_for(recipe, found)
         self.plan["steps"] = steps
-        if self.minutes is None or given:
+        if self.request.minutes is None or given:
             self.say(f"each training has {steps:,} steps")
             return
         seconds = self.seconds_per_step()
-        allowed = max(1, int(TRAINING_SHARE * 60 * self.minutes / (self.trainings * seconds)))
-        if allowed >= steps:
+        possible = max(1, int(TRAINING_SHARE * 60 * self.request.minutes / (self.trainings * seconds)))
+        if possible >= steps:
             self.say(
-                f"each training has {steps:,} steps: {self.minutes:g} minutes are enough, at {seconds:.3g} s a step"
+                f"each training has {steps:,} steps: {self.request.minutes:g} minutes are enough, at {seconds:.3g} s a step"
             )
             return
-        self.plan["steps"] = allowed
+        self.plan["steps"] = possible
         self.say(
-            f"each training has {allowed:,} steps, for {self.minutes:g} minutes and {seconds:.3g} s a step; "
+            f"each training has {possible:,} steps, for {self.request.minutes:g} minutes and {seconds:.3g} s a step; "
             f"the data would have {steps:,}, so expect more errors"
         )
 
@@ -407,7 +307,7 @@ class _Fit:
                 "text would help"
             )
         summary = pseudo(
-            teacher, self.out / _MANIFEST, self.out / _COMPLETED, kind="keep-known", splits=[TRAIN], force=True,
+            teacher, self.out / MANIFEST, self.out / COMPLETED, kind="keep-known", splits=[TRAIN], force=True,
             where=replace(self._where("complete"), root=self.plan["root"], skip_bad=True),
         )  # fmt: skip
         for line in summary.report().splitlines():
@@ -420,46 +320,8 @@ class _Fit:
 
     def _student(self) -> None:
         if self.plan["teacher"]:
-            self._close()
+            close(self.out, self.say)
         self._train("student", self._recipe("last"))
-
-    def _close(self) -> None:
-        """What the student learns from: completed rows, without those that failed and those that are known to lack labels still.
-
-        A gap in which nothing was read is empty.
-        """
-        completed = self.out / _COMPLETED
-        failed = {json.loads(line)["id"] for line in (self.out / "completed.failed.jsonl").read_bytes().splitlines()}
-        counts: Counter[str] = Counter()
-        with manifest_writer(self.out / _CLOSED, checked=True) as writer:
-            for row in read_manifest(completed, labelled=False):
-                if row.get("split") != TRAIN:
-                    writer.write(row)
-                    continue
-                text = without_gaps(row.text)
-                if row.id in failed:
-                    continue
-                if row.get("refused"):
-                    counts["refused"] += 1
-                elif not text:
-                    counts["silent"] += 1
-                else:
-                    counts["closed"] += gaps_in(row.text)
-                    counts["rows"] += 1
-                    writer.write(row.replace(text=text, gaps="marked"))
-            if not counts["rows"]:
-                raise DataError(
-                    f"{completed}: no training row was completed, so nothing is there to learn from; more training of the teacher "
-                    "or more known text would help"
-                )
-        if counts["refused"]:
-            self.say(
-                f"{counts['refused']:,} rows are left out: what was read in their gaps does not fit beside what is known"
-            )
-        if counts["silent"]:
-            self.say(f"{counts['silent']:,} rows without a text in which nothing was read are left out")
-        if counts["closed"]:
-            self.say(f"{counts['closed']:,} gaps in which nothing was read are taken for empty")
 
     def _lm(self) -> None:
         """Of the training texts, and of the file that was given, mixed so that dev is likeliest."""
@@ -472,20 +334,20 @@ class _Fit:
         settings: dict[str, Any] = {
             "order": ORDER[unit], "vocabulary": student / "tokens.txt", "unit": unit, "normaliser": normaliser, "progress": step,
         }  # fmt: skip
-        if self.text is None:
+        if self.request.text is None:
             found = train_ngram([texts], target, **settings)
             self.say(f"{target}: {ORDER[unit]}-grams of {found.sentences:,} training texts")
             return
         own, given, dev = kept / "own.arpa", kept / "text.arpa", kept / "dev.jsonl"
         train_ngram([texts], own, **settings)
-        train_ngram([self.text], given, prune=PRUNE[unit], **settings)
+        train_ngram([self.request.text], given, prune=PRUNE[unit], **settings)
         weighed: dict[str, Any] = {"weights": (0.5, 0.5)}
         if DEV in self.plan["judged"]:
             rows = (row for row in read_manifest(manifest) if row.get("split") == DEV and row.complete)
             write_manifest(dev, (row.replace(text=row.get("text_full") or row.text) for row in rows))
             weighed = {"dev": [dev]}
         mixed = mix_ngrams([own, given], target, unit=unit, normaliser=normaliser, progress=step, **weighed)
-        self.say(f"{target}: {mixed.weights[0]:.0%} training texts, {mixed.weights[1]:.0%} {self.text}")
+        self.say(f"{target}: {mixed.weights[0]:.0%} training texts, {mixed.weights[1]:.0%} {self.request.text}")
 
     def _tune(self) -> None:
         found = tune(self.out / "student", search=self._search(self.out / _LM), split=DEV, where=self._where("tune"))
@@ -512,7 +374,7 @@ class _Fit:
             [self.out / name for name in names], self.out / _REPORT, names=[shown[name] for name in names],
             split=self.plan["judged"][-1] if self.plan["judged"] else None, title="A recogniser from transcripts with holes"
             if self.plan["teacher"] else "A recogniser", intro=self._intro(),
-            completed=self.out / _COMPLETED if self.plan["teacher"] else None,
+            completed=self.out / COMPLETED if self.plan["teacher"] else None,
         )  # fmt: skip
 
     # What the parts share.
@@ -522,15 +384,13 @@ class _Fit:
 
     def _labelled(self) -> Path:
         """The manifest that the last training reads."""
-        return self.out / (_CLOSED if self.plan["teacher"] else _MANIFEST)
+        return self.out / (STUDENT if self.plan["teacher"] else MANIFEST)
 
     def _recipe(self, which: str) -> Recipe:
         """Of the first training, and of the last, which is the first where there is no teacher."""
         student = which == "last" and self.plan["teacher"]  # learns from complete rows
         root = Path(self.plan["root"])
-        manifest = os.path.relpath(
-            os.path.realpath(self._labelled() if which == "last" else self.out / _MANIFEST), root
-        )
+        manifest = os.path.relpath(os.path.realpath(self._labelled() if which == "last" else self.out / MANIFEST), root)
         dev = [DEV] if DEV in self.plan["judged"] else []
         changes = [
             *self.plan["changes"], "data.corpus=null", f"data.root={json.dumps(str(root))}",
@@ -554,7 +414,7 @@ class _Fit:
             first = first or (done, now)
             if not told and now - begun > FIRST_MINUTE and done > first[0]:
                 told = True
-                self.say(_expected(self.trainings, self.steps, (now - first[1]) / (done - first[0])))
+                self.say(expected(self.trainings, self.steps, (now - first[1]) / (done - first[0])))
             step(done, total)
 
         def message(lines: str) -> None:
@@ -581,7 +441,7 @@ class _Fit:
     def seconds_per_step(self) -> float:
         """Of the first training, from its first steps, which are not kept."""
         with tempfile.TemporaryDirectory(prefix="starseq-fit-") as folder:
-            return _measured(self._recipe("first"), Path(folder, "run"))
+            return seconds_of_step(self._recipe("first"), Path(folder, "run"))
 
     def _intro(self) -> list[str]:
         if not self.plan["teacher"]:
@@ -603,65 +463,7 @@ class _Fit:
         return FitResult(self.out, student, best, self.out / _REPORT, self.plan.get("tables", {}))
 
 
-class _Enough(Exception):
-    """The steps that were measured are enough."""
-
-
-def _measured(recipe: Recipe, folder: Path) -> float:
-    """Seconds of a step, from a training that is stopped after some."""
-    seen: list[tuple[int, float]] = []
-
-    def metrics(now: Metrics) -> None:
-        seen.append((now.step, now.seconds))
-        if len(seen) > 2 and seen[-1][1] - seen[0][1] > MEASURED_SECONDS:
-            raise _Enough
-
-    quick = replace(recipe.trainer, log_every=5, eval_every=10**9, checkpoint_every=10**9, tensorboard=False)
-    with suppress(_Enough):
-        train(replace(recipe, trainer=quick), folder, on_metrics=metrics)
-    (first, begun), (last, ended) = (seen[0] if len(seen) > 1 else (0, 0.0)), seen[-1]
-    return (ended - begun) / (last - first)
-
-
 def _workers() -> int:
     """Processes that search: one a core, where there are several."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, 16) if cores > 1 else 0
-
-
-# --- the time left ----------------------------------------------------------------------------------------------------
-
-
-class _Clock:
-    """How far the whole is: what is done by its time, what is to come in times of a training."""
-
-    def __init__(self, done: dict[str, float]) -> None:
-        self.done = done
-        self.begun, self.share = 0.0, 0.0
-        self._first: tuple[int, float] | None = None
-
-    def begin(self) -> None:
-        self.begun, self._first = time.monotonic(), None
-
-    def end(self) -> float:
-        return round(time.monotonic() - self.begun, 1)
-
-    def at(self, part: str, parts: Sequence[str], done: int, total: int | None) -> tuple[float, float | None]:
-        """The share of the whole that is done, and the seconds left, None where nothing tells yet."""
-        now = time.monotonic()
-        if self._first is None or done < self._first[0]:
-            self._first = (done, now)
-        weight = {name: 1.0 if name in ("teacher", "student") else SHARES.get(name, 0.0) for name in parts}
-        within = min(1.0, done / total) if total else 0.0
-        before = sum(weight[name] for name in parts[: parts.index(part)])
-        # A part that goes over its rows several times begins to count anew.
-        self.share = max(self.share, (before + within * weight[part]) / (sum(weight.values()) or 1.0))
-        ahead = sum(weight[name] for name in parts[parts.index(part) + 1 :])
-        training = max((self.done[name] for name in ("teacher", "student") if name in self.done), default=None)
-        rate = (now - self._first[1]) / (done - self._first[0]) if done > self._first[0] else None
-        left = None if rate is None or not total else rate * (total - done)
-        if part in ("teacher", "student"):
-            training = training if rate is None or not total else rate * total
-        elif training is not None:
-            left = max(left or 0.0, training * weight[part] - (now - self.begun))
-        return self.share, None if left is None or training is None else left + ahead * training
