@@ -211,9 +211,9 @@ def test_it_takes_what_the_loss_takes() -> None:
     alone.observe(logits[0], targets[0], (3,), (2,))
     assert alone.counts[:4].tolist() == [2, 2, 2, 2]
     with pytest.raises(ValueError, match="input_lengths: expected 2 integers"):
-        first.observe(logits, targets, (3,), (2, 1), batch_first=True)
+        AdaptivePenalty().observe(logits, targets, (3,), (2, 1), batch_first=True)
     with pytest.raises(ValueError, match="logits: expected floating point"):
-        first.observe(logits[0, 0], targets, (3,), (2, 1), batch_first=True)
+        AdaptivePenalty().observe(logits[0, 0], targets, (3,), (2, 1), batch_first=True)
 
 
 def by_the_equations(looks: list[tuple[float, float, float, float, float]], p0: float = 0.94) -> float:

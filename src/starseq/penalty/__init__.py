@@ -176,8 +176,11 @@ class AdaptivePenalty(nn.Module):
         """Takes note of a batch: looks at one in four, and moves p. In a CUDA graph every replay looks, and moves p by a quarter.
 
         The first arguments are those of the loss, in its forms. open_gaps: (B, U+1), whether labels may be missing there; None:
-        everywhere. Raises ValueError for bad arguments, as the loss does: shapes always, values on the CPU.
+        everywhere. Where it looks, it raises ValueError for bad arguments, as the loss does: values on the CPU alone.
         """
+        if not torch.compiler.is_compiling() and not _is_due(logits, self._calls):
+            self._calls += 1
+            return
         x = batch_of(logits.detach(), batch_first)
         frames = lengths_of("input_lengths", input_lengths, len(x), x.device)
         labels = lengths_of("target_lengths", target_lengths, len(x), x.device)
@@ -221,8 +224,7 @@ def _observe(
     record: Tensor, calls: Tensor, p_min: float, p_max: float, rate: float, blank: int,
 ) -> None:  # fmt: skip
     """`AdaptivePenalty.observe` on logits (B, T, V) and targets (B, U). Changes log_odds, counts, record and calls."""
-    captured = x.is_cuda and torch.cuda.is_current_stream_capturing()
-    is_due = captured or calls.item() % LOOKS == 0
+    is_due, captured = _is_due(x, calls), _is_captured(x)
     calls += 1
     if not is_due:
         return
@@ -232,6 +234,14 @@ def _observe(
         found = found.sum(dim=0, keepdim=True)
         torch.distributed.all_reduce(found)
     way.move(found, log_odds, counts, record, p_min, p_max, rate, 1 / LOOKS if captured else 1.0)
+
+
+def _is_due(x: Tensor, calls: Tensor) -> bool:
+    return calls.item() % LOOKS == 0 or _is_captured(x)
+
+
+def _is_captured(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 @functools.cache
