@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starseq.text.error_rate import ErrorCounts, align, cer, count_errors, wer
+from starseq.text.error_rate import ErrorCounts, cer, count_errors, edits_of, wer
 
 SHORT = st.text(alphabet="abc ", max_size=12)
 
@@ -36,7 +36,7 @@ def test_errors_are_the_edit_distance(reference: str, hypothesis: str) -> None:
 @given(SHORT, SHORT)
 def test_an_alignment_rebuilds_the_hypothesis(reference: str, hypothesis: str) -> None:
     built, i, j = "", 0, 0
-    for kind, at_reference, at_hypothesis in align(reference, hypothesis):
+    for kind, at_reference, at_hypothesis in edits_of(reference, hypothesis):
         assert (at_reference, at_hypothesis) == (i, j)
         if kind == "hit":
             assert reference[i] == hypothesis[j]

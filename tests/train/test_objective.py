@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from starseq.data.dataset import Batch
+from starseq.data.dataset import PaddedBatch
 from starseq.loss import ctc_loss, selfless_ctc_loss, stc_loss
 from starseq.penalty import InsertionPenalty
 from starseq.train.objective import Objective
@@ -23,16 +23,16 @@ def table(x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture
-def batch() -> Batch:
+def batch() -> PaddedBatch:
     draw = torch.Generator().manual_seed(0)
     gaps = torch.tensor([[True, True, True, True], [False, True, False, False]])
-    return Batch(
+    return PaddedBatch(
         ["a", "b"], torch.randn(2, 9, 5, generator=draw), torch.tensor([9, 7]), torch.tensor([[1, 2, 2], [3, 4, 0]]),
         torch.tensor([3, 2]), gaps, ["122", "34"],
     )  # fmt: skip
 
 
-def test_the_loss_is_the_sum_over_labels_with_closed_gaps(batch: Batch) -> None:
+def test_the_loss_is_the_sum_over_labels_with_closed_gaps(batch: PaddedBatch) -> None:
     scored = Objective("stc", InsertionPenalty(0.4, 0.4, half_life=1))(table, batch, inserted=True, blanks=True)
     gaps = torch.where(batch.open, torch.tensor(0.4).log(), torch.tensor(-math.inf))
     expected = stc_loss(
@@ -48,20 +48,20 @@ def test_the_loss_is_the_sum_over_labels_with_closed_gaps(batch: Batch) -> None:
 
 
 @pytest.mark.parametrize(("merge_repeats", "loss"), [(True, ctc_loss), (False, selfless_ctc_loss)])
-def test_all_gaps_closed_is_ctc(batch: Batch, merge_repeats: bool, loss: Any) -> None:
+def test_all_gaps_closed_is_ctc(batch: PaddedBatch, merge_repeats: bool, loss: Any) -> None:
     batch.open = torch.zeros_like(batch.open)
     closed = Objective("stc", HALF, merge_repeats=merge_repeats)(table, batch).losses
     expected = loss(batch.x, batch.targets, batch.lengths, batch.target_lengths, reduction="none", batch_first=True)
     torch.testing.assert_close(closed, expected)
 
 
-def test_without_star_nothing_is_inserted(batch: Batch) -> None:
+def test_without_star_nothing_is_inserted(batch: PaddedBatch) -> None:
     scored = Objective("ctc", HALF)(table, batch, inserted=True)
     assert scored.inserted is None
     assert scored.blanks is None
 
 
-def test_half_precision_is_that_of_the_model_alone(batch: Batch) -> None:
+def test_half_precision_is_that_of_the_model_alone(batch: PaddedBatch) -> None:
     layer = torch.nn.Linear(5, 5)
     seen: list[torch.dtype] = []
 

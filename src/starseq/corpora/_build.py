@@ -67,7 +67,7 @@ class MarkCount:
 
 
 @dataclass
-class Tally:
+class SplitCounts:
     """Counts of one split. `seconds` for audio, `width` (sum of pixels) for images; `longest` in the same unit."""
 
     rows: int = 0
@@ -93,7 +93,7 @@ class Report:
 
     corpus: str
     manifest: Path
-    splits: dict[str, Tally] = field(default_factory=dict)
+    splits: dict[str, SplitCounts] = field(default_factory=dict)
     charset: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
     bad: int = 0
@@ -228,7 +228,7 @@ class Builder:
             self.bad(file, line, error.reason.removeprefix("not written, "), fields)
             return
         text = "".join(split_gaps(fields["text"]))
-        self.report.splits.setdefault(fields.get("split", ""), Tally()).add(fields, text)
+        self.report.splits.setdefault(fields.get("split", ""), SplitCounts()).add(fields, text)
         self.report.charset.update(text)
         self.report.unmarked += not Row(fields).marked
         self.report.only_gaps += not text.strip()

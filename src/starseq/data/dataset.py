@@ -167,7 +167,7 @@ class Item(NamedTuple):
 
 
 @dataclass
-class Batch:
+class PaddedBatch:
     """Padded items. What lies past a length is 0 (False in `open`) and means nothing."""
 
     ids: list[str]
@@ -186,10 +186,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> PaddedBatch:
         return self._map(lambda t: t.to(device, non_blocking=non_blocking))
 
-    def rounded(self, multiple: int) -> Batch:
+    def rounded(self, multiple: int) -> PaddedBatch:
         """With frames padded to a multiple of so many: a GPU then meets few shapes, and plans its convolutions once for each.
 
         >>> item = Item("a", torch.ones(3, 2), torch.tensor([1]), torch.tensor([True, True]), "x")
@@ -198,16 +198,16 @@ class Batch:
         """
         return replace(self, x=torch.nn.functional.pad(self.x, (0, 0, 0, -self.x.shape[1] % multiple)))
 
-    def pin_memory(self) -> Batch:
+    def pin_memory(self) -> PaddedBatch:
         """`DataLoader(pin_memory=True)` calls this."""
         return self._map(lambda t: t.pin_memory())
 
-    def _map(self, move: Callable[[Tensor], Tensor]) -> Batch:
+    def _map(self, move: Callable[[Tensor], Tensor]) -> PaddedBatch:
         x, lengths, targets = move(self.x), move(self.lengths), move(self.targets)
-        return Batch(self.ids, x, lengths, targets, move(self.target_lengths), move(self.open), self.references)
+        return PaddedBatch(self.ids, x, lengths, targets, move(self.target_lengths), move(self.open), self.references)
 
 
-def collate(items: Sequence[Item]) -> Batch:
+def collate(items: Sequence[Item]) -> PaddedBatch:
     """Pads items to one batch: the `collate_fn` of a `DataLoader`.
 
     >>> a = Item("a", torch.ones(3, 2), torch.tensor([1]), torch.tensor([True, True]), "x")
@@ -216,7 +216,7 @@ def collate(items: Sequence[Item]) -> Batch:
     >>> batch.x.shape, batch.lengths.tolist(), batch.targets.tolist(), batch.target_lengths.tolist()
     (torch.Size([2, 3, 2]), [3, 1], [[1, 0], [2, 1]], [1, 2])
     """
-    return Batch(
+    return PaddedBatch(
         ids=[item.id for item in items],
         x=pad_sequence([item.x for item in items], batch_first=True),
         lengths=torch.tensor([len(item.x) for item in items]),
@@ -338,7 +338,7 @@ class ManifestDataset(Dataset[Item]):
 
 
 class BatchLoader(DataLoader[Any]):
-    """A `DataLoader` of `Batch`es. What goes wrong in a worker arrives as it was raised there, in one sentence.
+    """A `DataLoader` of `PaddedBatch`es. What goes wrong in a worker arrives as it was raised there, in one sentence.
 
     torch's own wraps it into a `RuntimeError` with the worker's traceback. `workers` processes prepare batches ahead.
     """
@@ -377,7 +377,7 @@ class _Quiet(Dataset["Item | ManifestError"]):
             return error
 
 
-def _collate_or_error(items: list[Item | ManifestError]) -> Batch | ManifestError:
+def _collate_or_error(items: list[Item | ManifestError]) -> PaddedBatch | ManifestError:
     error = next((item for item in items if isinstance(item, ManifestError)), None)
     return error or collate([item for item in items if isinstance(item, Item)])
 

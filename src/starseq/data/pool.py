@@ -53,7 +53,7 @@ def pool(
     returns what waits for its result.
 
     What `function` raises is raised there; where a worker was killed, that is a `DataError`. When the block ends early,
-    calls that wait are cancelled, and those that run get a `KeyboardInterrupt`. Whoever submits bounds what is in flight.
+    calls that wait are cancelled, and those that run get a `KeyboardInterrupt`. The caller must bound how many calls wait.
     """
     is_deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as with nohup
     executor = ProcessPoolExecutor(workers, get_context(method), initializer=_begin, initargs=(function, is_deaf))

@@ -36,8 +36,8 @@ __all__ = [
     "Condition",
     "FilterResult",
     "MergeResult",
+    "Parts",
     "Range",
-    "SplitResult",
     "Statistics",
     "Validation",
     "filter_manifest",
@@ -269,7 +269,7 @@ def filter_manifest(
 
 
 @dataclass(frozen=True)
-class SplitResult:
+class Parts:
     """Rows of every part, by its name, and bad rows."""
 
     parts: dict[str, int]
@@ -286,7 +286,7 @@ def split(
     labelled: bool = True,
     skip_bad: bool = False,
     progress: Progress | None = None,
-) -> SplitResult:
+) -> Parts:
     """Write the rows of `source` to one manifest a part, ``folder/PART.jsonl``.
 
     Without `parts`, a part is a value of the field `by` (by default `split`). With them, rows fall at random into parts
@@ -323,7 +323,7 @@ def split(
                 writer_of(name).write(rebase(row if parts is None else row.replace(split=name)))
             else:
                 refuse(source, row, f"{name!r} {_NO_PART_NAME}", bad)
-    return SplitResult({name: writer.rows for name, writer in writers.items()}, bad.rows if bad else 0)
+    return Parts({name: writer.rows for name, writer in writers.items()}, bad.rows if bad else 0)
 
 
 _MOST_PARTS = 100

@@ -17,7 +17,7 @@ from torch import nn
 
 from starseq import corpora, models, pretrained
 from starseq.config import HF, Recipe, build, load_recipe
-from starseq.data.dataset import Batch
+from starseq.data.dataset import PaddedBatch
 from starseq.data.errors import DataError
 from starseq.data.files import locked, write_text
 from starseq.data.manifest import Progress, Row
@@ -277,7 +277,7 @@ def dry_run(recipe: Recipe, *, items: int = 2, frames: int = 192) -> DryRun:
     targets = torch.randint(1, len(vocabulary), (items, U), generator=draw)
     ids = [f"synthetic-{i}" for i in range(items)]
     gaps = torch.ones(items, U + 1, dtype=torch.bool)
-    batch = Batch(ids, x, lengths, targets, torch.full((items,), U), gaps, [""] * items)
+    batch = PaddedBatch(ids, x, lengths, targets, torch.full((items,), U), gaps, [""] * items)
     augment = build.augmentation(recipe)
     if augment is not None:
         batch.x = augment(batch.x, batch.lengths, ids, seed=recipe.seed, epoch=0, step=10**9)

@@ -1,6 +1,6 @@
 """Language models: n-grams (`estimate`, `arpa`, `ngram`), a Transformer (`transformer`), and those of Hugging Face (`huggingface`).
 
-What all of them offer to who rescores is a `Scorer`. Log-probabilities are natural logarithms; only the files named .arpa hold
+All of them are a `Scorer`, which is what rescoring needs. Log-probabilities are natural logarithms; only the files named .arpa hold
 common ones, as the format says.
 """
 

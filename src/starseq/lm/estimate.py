@@ -202,7 +202,7 @@ class _Interpolation:
 
         sorter = Sorter(room, f"context.{n}", bits=n * bits, width=words + 1)
         for block in counts.blocks(room.block):
-            kernels.turn(block, n, bits, False)
+            kernels.reorder(block, n, bits, False)
             sorter.add(block)
             self.meter(len(block))
         counts.remove()
@@ -221,7 +221,7 @@ class _Interpolation:
         blocks = ordered.blocks(room.block)
         for block, found in joined(blocks, contexts, bits=context_bits, default=default, rows=room.block):
             self.meter(len(block))
-            kernels.turn(block, n, bits, True)
+            kernels.reorder(block, n, bits, True)
             result.add(_shares(block, found, by_count, is_unigram=n == 1, begin=BEGIN << (64 - bits)))
         ordered.remove()
         result.close()

@@ -68,6 +68,6 @@ class HuggingFaceLM:
             [torch.tensor(s) for s in sentences], batch_first=True, padding_value=-100
         )
         inputs, targets = rows[:, :-1].clamp(min=0).to(device), rows[:, 1:].to(device)
-        # Padding comes last, and who looks back only does not see it; the mask is for models that count positions by it.
+        # Padding comes last, where a causal model does not see it; the mask is for models that count positions by it.
         logits = self.model(input_ids=inputs, attention_mask=(rows[:, :-1] >= 0).long().to(device)).logits.float()
         return -F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=-100, reduction="none").sum(dim=1)

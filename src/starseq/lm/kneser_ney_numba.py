@@ -1,7 +1,7 @@
 """Kernels of Kneser-Ney estimation. The key of an n-gram holds its words from the last to the first, `bits` each.
 
 So the order of keys is the suffix order: n-grams with the same last words stand together, and the first n * bits of a key are
-the key of the n-gram's last n words. `turn` makes the context order of it: all words but the last, likewise, then the last.
+the key of the n-gram's last n words. `reorder` makes the context order of it: all words but the last, likewise, then the last.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from starseq.lm.records_numba import bits_at, jit, same_start
 
-__all__ = ["BEGIN", "END", "MARK", "UNKNOWN", "adjust", "pack", "pack_rows", "sum_contexts", "turn"]
+__all__ = ["BEGIN", "END", "MARK", "UNKNOWN", "adjust", "pack", "pack_rows", "reorder", "sum_contexts"]
 
 UNKNOWN, BEGIN, END = 0, 1, 2
 """The first three words: <unk>, <s> and </s>."""
@@ -142,7 +142,7 @@ def adjust(
 
 
 @jit
-def turn(records: Any, order: int, bits: int, back: bool) -> None:
+def reorder(records: Any, order: int, bits: int, back: bool) -> None:
     """Keys in suffix order to context order, in place; or back."""
     words = (order * bits + 63) >> 6
     old = np.empty(words, np.uint64)

@@ -7,7 +7,7 @@ from html import escape
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from starseq.text.error_rate import Edit, align
+from starseq.text.error_rate import Edit, edits_of
 from starseq.text.gaps import Unit
 
 __all__ = ["Piece", "marked_html", "marked_text", "pieces"]
@@ -41,7 +41,7 @@ Piece(kind='hit', reference='fox', read='fox')]
         got = "" if kind == "delete" else between.join(found[edit.hypothesis] for edit in edits)
         return Piece(kind, lost, got)
 
-    return [run(kind, list(edits)) for kind, edits in groupby(align(truth, found), key=lambda edit: edit.kind)]
+    return [run(kind, list(edits)) for kind, edits in groupby(edits_of(truth, found), key=lambda edit: edit.kind)]
 
 
 def marked_text(reference: str, read: str, unit: Unit = "char") -> str:

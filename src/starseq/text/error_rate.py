@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = ["Edit", "ErrorCounts", "align", "cer", "count_errors", "wer"]
+__all__ = ["Edit", "ErrorCounts", "cer", "count_errors", "edits_of", "wer"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def cer(references: Iterable[str], hypotheses: Iterable[str]) -> ErrorCounts:
 
 
 def count_errors(reference: Sequence[Hashable], hypothesis: Sequence[Hashable]) -> ErrorCounts:
-    """The counts of one alignment (see `align`).
+    """The counts of one alignment (see `edits_of`).
 
     >>> count_errors("kitten", "sitting")
     ErrorCounts(hits=4, substitutions=2, insertions=1, deletions=0)
@@ -94,11 +94,11 @@ class Edit(NamedTuple):
     hypothesis: int
 
 
-def align(reference: Sequence[Hashable], hypothesis: Sequence[Hashable]) -> list[Edit]:
+def edits_of(reference: Sequence[Hashable], hypothesis: Sequence[Hashable]) -> list[Edit]:
     """An alignment with the fewest errors (each costs 1), from the first label to the last: rapidfuzz's, so that counts are those
     of jiwer where several alignments are best.
 
-    >>> [edit.kind for edit in align(["a", "b", "c"], ["a", "c"])]
+    >>> [edit.kind for edit in edits_of(["a", "b", "c"], ["a", "c"])]
     ['hit', 'delete', 'hit']
     """
     edits, i, j = list[Edit](), 0, 0

@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from starseq.config import Optim, Recipe, build
 from starseq.data.batching import BatchSampler
-from starseq.data.dataset import Batch, BatchLoader
+from starseq.data.dataset import BatchLoader, PaddedBatch
 from starseq.data.errors import DataError
 from starseq.data.files import write_bytes
 from starseq.data.manifest import Progress
@@ -46,7 +46,7 @@ FRAMES_ON_GPU = 64
 STEPS_PER_PROGRESS = 10
 SECONDS_PER_PICTURE = 60
 SECONDS_PER_CHECKPOINT = 300
-"""at least so often, whatever `trainer.checkpoint_every` says: who stops a run loses minutes"""
+"""at least so often, whatever `trainer.checkpoint_every` says, so that a run that is stopped loses minutes"""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Window(NamedTuple):
 
     epoch: int
     start: int
-    batches: list[Batch]
+    batches: list[PaddedBatch]
 
 
 @dataclass
@@ -307,7 +307,7 @@ class Loop:
         pending.total = self._summed(pending.total)
         return pending
 
-    def _moved(self, batch: Batch) -> Batch:
+    def _moved(self, batch: PaddedBatch) -> PaddedBatch:
         """The batch on this process's device; on a GPU in one of few shapes."""
         moved = batch.to(self.fabric.device, non_blocking=True)
         seconds = self.data.train.reader.seconds or 0.01
@@ -361,13 +361,13 @@ class Loop:
         return True
 
     def _rate(self, *, pretrained: bool) -> float:
-        """The learning rate of new weights, or of those that were trained before, which warm up when their turn comes."""
+        """The learning rate of new weights, or of those that were trained before, which warm up when they begin to learn."""
         optim, factor = self.recipe.optim, self._rate_factor()
         if not pretrained:
             return optim.lr * factor
         alone = self._head_steps()
-        turn = max(0, self.at.step - alone + 1)
-        warm = min(1.0, turn / optim.warmup_steps) if alone and optim.warmup_steps else 1.0
+        learned = max(0, self.at.step - alone + 1)
+        warm = min(1.0, learned / optim.warmup_steps) if alone and optim.warmup_steps else 1.0
         return (optim.lr if optim.encoder_lr is None else optim.encoder_lr) * factor * warm
 
     def _head_steps(self) -> int:
@@ -646,7 +646,7 @@ def share_of(batches: int, world: int) -> int:
     return batches // world
 
 
-def save_batch(path: Path, batch: Batch, losses: Tensor, *, epoch: int, step: int) -> None:
+def save_batch(path: Path, batch: PaddedBatch, losses: Tensor, *, epoch: int, step: int) -> None:
     """A batch as it was read, before augmentation, with its losses and, in the metadata, its ids."""
     from safetensors.torch import save
 
@@ -656,7 +656,7 @@ def save_batch(path: Path, batch: Batch, losses: Tensor, *, epoch: int, step: in
     write_bytes(path, save(tensors, {"starseq": json.dumps(facts)}))
 
 
-def _counts(batch: Batch) -> tuple[int, int, int]:
+def _counts(batch: PaddedBatch) -> tuple[int, int, int]:
     return len(batch), int(batch.target_lengths.sum()), int(batch.lengths.sum())
 
 

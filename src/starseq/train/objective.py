@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from starseq import criteria, loss
-from starseq.data.dataset import Batch
+from starseq.data.dataset import PaddedBatch
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -39,7 +39,7 @@ class Objective:
     ...     def forward(self, x, lengths):
     ...         return x, lengths
     >>> objective = Objective("stc", InsertionPenalty(0.5, 0.5, half_life=1), merge_repeats=False)
-    >>> batch = Batch(["a"], torch.zeros(1, 3, 2), torch.tensor([3]), torch.tensor([[1]]), torch.tensor([1]),
+    >>> batch = PaddedBatch(["a"], torch.zeros(1, 3, 2), torch.tensor([3]), torch.tensor([[1]]), torch.tensor([1]),
     ...               torch.tensor([[False, False]]), ["x"])
     >>> round(objective(Table(), batch).losses.exp().reciprocal().item(), 4)      # 3 places for the one label, 2^-3 each
     0.375
@@ -66,7 +66,7 @@ class Objective:
             return nullcontext()
         return torch.autocast(device.type, dtype=DTYPES[self.precision])
 
-    def log_penalty(self, batch: Batch) -> Tensor:
+    def log_penalty(self, batch: PaddedBatch) -> Tensor:
         """lambda of every gap, (B, U+1): -inf where no label can be missing."""
         log_penalty: Tensor = self.penalty()
         return log_penalty.masked_fill(~batch.open, -math.inf)
@@ -74,7 +74,7 @@ class Objective:
     def __call__(
         self,
         model: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-        batch: Batch,
+        batch: PaddedBatch,
         *,
         inserted: bool = False,
         blanks: bool = False,

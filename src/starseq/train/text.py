@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from starseq.data.batching import BatchSampler, Sizes
-from starseq.data.dataset import Batch, Item
+from starseq.data.dataset import Item, PaddedBatch
 from starseq.lm.transformer import BOUNDARY, TransformerLM
 from starseq.train.data import RunSet
 from starseq.train.loop import Loop
@@ -63,7 +63,7 @@ class NextToken(Objective):
         self.star, self.precision = False, precision
 
     def __call__(
-        self, model: Callable[..., Any], batch: Batch, *, inserted: bool = False, blanks: bool = False
+        self, model: Callable[..., Any], batch: PaddedBatch, *, inserted: bool = False, blanks: bool = False
     ) -> Scored:
         with self.autocast(batch.x.device):
             logits: Tensor = model(batch.x[:, :, 0])

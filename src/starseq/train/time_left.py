@@ -13,7 +13,7 @@ _WARM_UP, _GROUP, _GROUPS, _ASIDES = 2, 10, 30, 5
 
 
 class TimeLeft:
-    """Tell it of every step and of everything beside the steps, and it estimates the seconds to the end.
+    """Estimates the seconds to the end of training. It must be told of each step, and of all that is done between steps.
 
     Steps are timed in groups of ten, and the middle half of the last thirty groups counts: a step that waits for the disk, or
     for a compiler, changes nothing. The first two steps never count, unless they are all that there is.
@@ -66,5 +66,5 @@ class TimeLeft:
     def __call__(self, steps: float, *, evaluations: float = 0, checkpoints: float = 0) -> float:
         """The seconds that so many steps, evaluations and checkpoints take; 0 before the first step."""
         groups = sorted(self._groups or self._group or (0.0,))
-        each = fmean(groups[len(groups) // 4 : len(groups) - len(groups) // 4])
-        return steps * each + evaluations * self.of("evaluation") + checkpoints * self.of("checkpoint")
+        per_step = fmean(groups[len(groups) // 4 : len(groups) - len(groups) // 4])
+        return steps * per_step + evaluations * self.of("evaluation") + checkpoints * self.of("checkpoint")
