@@ -11,6 +11,7 @@ _EXTRAS = {
     "train": ("lightning_fabric", "tensorboard", "yaml", "safetensors", "rapidfuzz"),
     "decode": ("flashlight", "safetensors", "rapidfuzz"),
     "formats": ("pyarrow", "lhotse", "urllib3"),
+    "pieces": ("sentencepiece",),
     "hf": ("transformers", "safetensors"),
     "onnx": ("onnx", "onnxruntime"),
 }

@@ -122,7 +122,7 @@ def save_labels(folder: Path, labels: Sequence[str]) -> None:
 def own_tokens(path: str) -> tuple[list[int], list[str]]:
     """The model's own labels: the numbers of their outputs, and their names. The blank and special tokens are no labels.
 
-    The word delimiter becomes the space. Pieces of words become words and their continuations, ``##ing``.
+    The word delimiter becomes the space.
     """
     config, tokeniser = config_of(path), tokeniser_of(path)
     size, blank = int(config.vocab_size), config.pad_token_id
@@ -131,15 +131,12 @@ def own_tokens(path: str) -> tuple[list[int], list[str]]:
         raise ValueError(f"{path}: its settings name no blank, pad_token_id, among its {size} outputs")
     delimiter = getattr(tokeniser, "word_delimiter_token", None)
     special = set(tokeniser.all_special_tokens) - {delimiter}
-    pieces = is_of_pieces(tokeniser)
     labels: dict[str, int] = {}
     for index, name in sorted(names.items()):
         if index == blank or index >= size or name in special:
             continue
         if name == delimiter:
             name = " "
-        elif pieces and name != BEGINS:
-            name = name.removeprefix(BEGINS) if name.startswith(BEGINS) else f"##{name}"
         if name and "\n" not in name and name not in ("<blank>", "<space>"):
             labels.setdefault(name, index)
     if not labels:

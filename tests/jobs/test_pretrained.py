@@ -166,20 +166,18 @@ def test_pieces_of_words_are_labels(tmp_path: Path, corpus: Path) -> None:
     model = tiny_hf.save(tmp_path / "model", "parakeet_ctc")
     tokeniser = runs.load(model).tokeniser
     assert tokeniser.vocabulary.tokens == (
-        "<blank>", "a", "b", "cab", "##ad", "##d", "▁", "##fe", "##e", "##ab", "##c",
+        "<blank>", "▁a", "▁b", "▁cab", "ad", "d", "▁", "fe", "e", "ab", "c",
     )  # fmt: skip
     encoded = tokeniser.encode("a bad cab fed", marked=True)
-    assert [tokeniser.vocabulary[label] for label in encoded.labels] == ["a", "b", "##ad", "cab", "▁", "##fe", "##d"]
+    assert [tokeniser.vocabulary[label] for label in encoded.labels] == ["▁a", "▁b", "ad", "▁cab", "▁", "fe", "d"]
     assert tokeniser.decode(encoded.labels) == "a bad cab fed"
     complete(model, corpus / "manifest.jsonl", tmp_path / "completed.jsonl", split="dev", where=CPU)
     texts = [json.loads(line)["text"] for line in (tmp_path / "completed.jsonl").read_text().splitlines()]
     assert all(re.search("bad .*cab|a .*fed .*dab", text) for text in texts)
-    pieces = ("text.unit=word", "text.unknown=letters", "text.missing=null", "data.drop.p=0.5")
+    pieces = ("text.unit=piece", "data.drop.p=0.5")
     train(recipe(corpus, model, *pieces, "trainer.max_steps=1", "trainer.eval_every=1"), tmp_path / "run")
     assert runs.load(tmp_path / "run").tokeniser.vocabulary.tokens == tokeniser.vocabulary.tokens
-    with pytest.raises(
-        DataError, match=r"are pieces of words: text.unit=word text.unknown=letters text.missing=null, or model"
-    ):
+    with pytest.raises(DataError, match=r"are pieces of words: text.unit=piece, or model"):
         train(recipe(corpus, model), tmp_path / "other")
 
 

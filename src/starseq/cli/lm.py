@@ -72,7 +72,7 @@ def train(
     """
     from starseq.jobs import lm as job
 
-    used, normaliser = job.text_settings(recipe, unit)
+    used, normaliser = job.text_settings(recipe, unit, neural=neural)
     if neural:
         if limit_vocabulary is not None:
             raise ValueError("--limit-vocabulary is for n-grams; with --neural give --vocabulary-size")

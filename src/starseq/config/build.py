@@ -17,6 +17,7 @@ from starseq.data.drop import Dropper, FixedDrop, SampleSplit, Strategy, TypeSpl
 from starseq.data.errors import DataError
 from starseq.data.extractor import ExtractorReader, WaveformReader
 from starseq.data.features import LogMel
+from starseq.text.pieces import LongestPieces
 from starseq.text.tokeniser import Tokeniser
 from starseq.text.vocabulary import Vocabulary
 
@@ -93,9 +94,12 @@ def reader(recipe: Recipe) -> Reader:
     return made
 
 
-def tokeniser(recipe: Recipe, vocabulary: Vocabulary) -> Tokeniser:
-    """Between texts and the indices of a vocabulary."""
+def tokeniser(recipe: Recipe, vocabulary: Vocabulary, pieces: Callable[[str], list[str]] | None = None) -> Tokeniser:
+    """`pieces` spells words, where the labels are pieces; None: by the longest ones of the vocabulary."""
     text = recipe.text
+    if text.unit == "piece":
+        spell = pieces or LongestPieces(vocabulary)
+        return Tokeniser(vocabulary, "word", text.unknown, text.normaliser, pieces=spell)
     return Tokeniser(vocabulary, text.unit, text.unknown, text.normaliser, text.missing)
 
 
@@ -135,11 +139,12 @@ def own_labels(recipe: Recipe) -> list[str] | None:
         _, labels = pretrained.own_tokens(path)
     except ValueError as error:
         raise DataError(f"model {recipe.model.name}: {error}") from None
-    wanted = ("word", "letters") if of_pieces else ("char",)
-    if recipe.text.unit != wanted[0] or (of_pieces and recipe.text.unknown != "letters"):
-        mend = "text.unit=word text.unknown=letters text.missing=null" if of_pieces else "text.unit=char"
+    wanted = "piece" if of_pieces else "char"
+    if recipe.text.unit != wanted:
         kind = "pieces of words" if of_pieces else "characters"
-        raise DataError(f"{path}: the model's own tokens are {kind}: {mend}, or model.head=new")
+        raise DataError(f"{path}: the model's own tokens are {kind}: text.unit={wanted}, or model.head=new")
+    if recipe.text.pieces is not None:
+        raise DataError(f"text.pieces: {path} has labels of its own; model.head=new takes others")
     return labels
 
 
@@ -176,4 +181,5 @@ def dropper(recipe: Recipe) -> Dropper | None:
         strategy = FixedDrop(drop.p[0]) if drop.by == "label" else parts[drop.by](drop.p)
     except ValueError as error:
         raise DataError(f"data.drop.p: {error}") from None
-    return Dropper(strategy, unit=drop.unit or recipe.text.unit, seed=drop.seed, mark=drop.mark, keep_text=True)
+    unit = drop.unit or ("char" if recipe.text.unit == "char" else "word")
+    return Dropper(strategy, unit=unit, seed=drop.seed, mark=drop.mark, keep_text=True)

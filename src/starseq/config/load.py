@@ -240,10 +240,16 @@ def _check(recipe: Recipe) -> None:
         raise DataError("trainer.max_steps or trainer.max_epochs must be given: when is the run done?")
     if data.budget is None and data.max_items is None:
         raise DataError("data.budget or data.max_items must be given: how large is a batch?")
-    if text.unknown == "letters" and text.unit == "char":
-        raise DataError("text.unknown: 'letters' spells words, and text.unit is 'char'")
-    if text.missing == "char" and text.unit == "word":
-        raise DataError("text.missing: a word that lost a 'char' is not a label, and text.unit is 'word'")
+    if text.unknown == "letters" and text.unit != "word":
+        raise DataError(f"text.unknown: 'letters' spells words, and text.unit is {text.unit!r}")
+    if text.missing == "char" and text.unit != "char":
+        raise DataError(f"text.missing: gaps inside of words need text.unit=char, and it is {text.unit!r}")
+    if text.pieces is not None and text.unit != "piece":
+        raise DataError(f"text.pieces: a model of pieces needs text.unit=piece, and it is {text.unit!r}")
+    if text.unit == "piece":
+        for key in ("vocabulary", "max_letters", *(["size"] if text.pieces is not None else [])):
+            if getattr(text, key) is not None:
+                raise DataError(f"text.{key}: the labels are pieces, and the model of pieces says which there are")
     if optim.schedule.name == "cosine" and trainer.max_steps is None:
         raise DataError("trainer.max_steps must be given: the cosine schedule ends there")
     patience = trainer.patience

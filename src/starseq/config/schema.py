@@ -81,12 +81,15 @@ class Data:
 class Text:
     """What a label is, and which labels there are."""
 
-    unit: Literal["word", "char"]
+    unit: Literal["word", "char", "piece"]
+    """pieces of words are learned from the training split, or those of a pretrained model"""
     normaliser: Normaliser = field(default_factory=Normaliser)
     vocabulary: str | None = None
     """a tokens.txt; None: the labels of the training split"""
     size: Annotated[int | None, POSITIVE] = None
-    """how many of them, the most frequent; None: all"""
+    """how many of them, the most frequent; None: all. Of pieces None is as many as suit the amount of text"""
+    pieces: str | None = None
+    """a model of sentencepiece, in place of one that is learned"""
     max_letters: int | None = None
     """a longer word is no label"""
     unknown: Literal["raise", "drop", "letters"] = "raise"

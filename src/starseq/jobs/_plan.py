@@ -152,7 +152,10 @@ def _decide_criterion(plan: Plan, found: Survey, wanted: str | None) -> None:
 def _decide_unit(plan: Plan, found: Survey, wanted: str | None, *, own_model: bool = False) -> None:
     types, total = len(found.words), sum(found.words.values())
     closed = types <= CLOSED_TYPES and total >= CLOSED_TIMES * types and found.whole_words is not False
-    if wanted == "word":
+    if wanted == "piece":
+        plan.changes.append("text.missing=null")
+        plan.why.append("labels are pieces of words, as text.unit asks for")
+    elif wanted == "word":
         plan.changes.append("text.missing=null")
         plan.why.append("labels are words, as text.unit asks for")
     elif plan.recipe == "speech" and closed and wanted is None and not own_model:

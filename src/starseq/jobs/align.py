@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from starseq.decode.alignment_formats import STAR, Interval, to_ctm, to_textgrid
 from starseq.jobs._stream import Job, Record, Rows, outside_vocabulary, places_of, stream
 from starseq.jobs._where import PathLike, Where
 from starseq.text.gaps import escape
+from starseq.text.tokeniser import Tokeniser
 
 __all__ = ["FORMATS", "SUFFIXES", "Counts", "Format", "align", "failed_of"]
 
@@ -61,7 +62,8 @@ def align(
 
     A file has one of the `SUFFIXES`, and gets a row for each known word of audio: as a manifest, as NeMo's or lhotse's, as a table,
     or as subtitles. A folder gets what `format` says: ``alignment.jsonl``, an object a row; ``alignment.ctm``; or the folder
-    ``textgrid``, a file a row. Places are seconds of audio or pixel columns of an image.
+    ``textgrid``, a file a row. Places are seconds of audio or pixel columns of an image. Labels are words where the run spells them
+    by letters or pieces, each as sure as the least sure of its tokens.
 
     `log_penalty` is lambda, the run's own by default. Known labels that the run's vocabulary lacks are not aligned; in a folder a
     row that has some names them in ``outside_vocabulary``. A row that cannot be aligned is listed in ``failed.jsonl``, or beside a
@@ -156,20 +158,28 @@ def _write_rows(records: Iterator[Record], target: Path) -> None:
 
 
 def _record(run: runs.Run, emission: runs.Emission, found: Alignment) -> Record:
-    place, name = places_of(run, emission.row), run.tokeniser.vocabulary
+    place = places_of(run, emission.row)
+    words = _whole(run.tokeniser, [label.token for label in found.labels])
+    ends = [0, *(word.stop for word, _ in words)]
     labels = [
         {
-            "label": name[label.token], "start": place(label.start), "end": place(label.end),
-            "confidence": round(label.confidence, 4), "probability": round(label.probability, 4),
+            "label": text, "start": place(found.labels[word.start].start), "end": place(found.labels[word.stop - 1].end),
+            "confidence": round(min(label.confidence for label in found.labels[word.start : word.stop]), 4),
+            "probability": round(min(label.probability for label in found.labels[word.start : word.stop]), 4),
         }
-        for label in found.labels
+        for word, text in words
     ]  # fmt: skip
     spans = [
         {
-            "gap": span.gap, "start": place(span.start), "end": place(span.end), "missing": round(span.missing, 3),
+            "gap": ends.index(span.gap), "start": place(span.start), "end": place(span.end),
+            "missing": round(span.missing, 3),
             "tokens": [
-                {"label": name[token], "start": place(t), "end": place(t + 1), "confidence": round(confidence, 4)}
-                for token, t, confidence in span.tokens
+                {
+                    "label": text, "start": place(span.tokens[word.start].frame),
+                    "end": place(span.tokens[word.stop - 1].frame + 1),
+                    "confidence": round(min(token.confidence for token in span.tokens[word.start : word.stop]), 4),
+                }
+                for word, text in _whole(run.tokeniser, [token.token for token in span.tokens])
             ],
         }
         for span in found.spans
@@ -177,9 +187,21 @@ def _record(run: runs.Run, emission: runs.Emission, found: Alignment) -> Record:
     outside = outside_vocabulary(run.tokeniser, emission.row)
     return {
         "id": emission.id, "unit": place.unit, "end": place(len(emission.log_probs)), "labels": labels, "spans": spans,
-        "missing": [round(x, 3) for x in found.missing], "log_score": found.log_score, "log_z": found.log_z,
+        "missing": [round(found.missing[gap], 3) for gap in ends], "log_score": found.log_score, "log_z": found.log_z,
         **({"outside_vocabulary": outside} if outside else {}),
     }  # fmt: skip
+
+
+def _whole(tokeniser: Tokeniser, tokens: Sequence[int]) -> list[tuple[range, str]]:
+    """Where each label lies among the tokens, and its text: a token alone, or a word with all that continues it."""
+    names = [tokeniser.vocabulary[token] for token in tokens]
+    starts = [number for number, name in enumerate(names) if not (number and tokeniser.is_continuation(name))]
+    words = [range(start, end) for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True)]
+    spelled = tokeniser.unit == "word"  # a space alone is named as it is
+    return [
+        (word, (tokeniser.decode(tokens[word.start : word.stop]) if spelled else "") or names[word.start])
+        for word in words
+    ]
 
 
 def _write(records: Iterator[dict[str, Any]], folder: Path, format: Format) -> None:

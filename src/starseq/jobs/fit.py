@@ -32,6 +32,7 @@ from starseq.jobs.report import report
 from starseq.jobs.train import Metrics, train
 from starseq.jobs.tune import tune
 from starseq.lm.text import read_texts
+from starseq.text.pieces import Spelled
 
 __all__ = ["FitResult", "Moment", "Request", "fit", "plan"]
 
@@ -327,20 +328,22 @@ class _Fit:
         """Of the training texts, and of the file that was given, mixed so that dev is likeliest."""
         student, manifest = self.out / "student", self._labelled()
         unit, normaliser = text_settings(student, None)
+        cut = "char" if isinstance(normaliser, Spelled) else unit
+        order = ORDER[cut]
         step, kept = self._step("lm"), self.out / "lm"
         texts, target = kept / "train.jsonl", self.out / _LM
         others = {str(row.get("split")) for row in read_manifest(manifest)} - {TRAIN}
         filter_manifest(manifest, texts, [Condition("split", "!=", name) for name in sorted(others)])
         settings: dict[str, Any] = {
-            "order": ORDER[unit], "vocabulary": student / "tokens.txt", "unit": unit, "normaliser": normaliser, "progress": step,
+            "order": order, "vocabulary": student / "tokens.txt", "unit": unit, "normaliser": normaliser, "progress": step,
         }  # fmt: skip
         if self.request.text is None:
             found = train_ngram([texts], target, **settings)
-            self.say(f"{target}: {ORDER[unit]}-grams of {found.sentences:,} training texts")
+            self.say(f"{target}: {order}-grams of {found.sentences:,} training texts")
             return
         own, given, dev = kept / "own.arpa", kept / "text.arpa", kept / "dev.jsonl"
         train_ngram([texts], own, **settings)
-        train_ngram([self.request.text], given, prune=PRUNE[unit], **settings)
+        train_ngram([self.request.text], given, prune=PRUNE[cut], **settings)
         weighed: dict[str, Any] = {"weights": (0.5, 0.5)}
         if DEV in self.plan["judged"]:
             rows = (row for row in read_manifest(manifest) if row.get("split") == DEV and row.complete)

@@ -28,9 +28,10 @@ from starseq.lm.ngram import NGram, Perplexity
 from starseq.lm.records import Room
 from starseq.lm.text import literal, read_texts, tokens_of
 from starseq.lm.transformer import UNKNOWN, TransformerLM
-from starseq.runs.folder import CHECKPOINT
+from starseq.runs.folder import CHECKPOINT, load
 from starseq.text.gaps import Unit
 from starseq.text.normalise import Normaliser
+from starseq.text.pieces import Spelled
 from starseq.text.tokeniser import Tokeniser
 from starseq.text.vocabulary import BLANK, SPACE, Vocabulary
 from starseq.train.checkpoint import load_checkpoint, writing
@@ -60,15 +61,27 @@ def memory_of(text: str) -> int:
     return int(float(found[1]) * 1024 ** " kmgt".index(found[2] or " "))
 
 
-def text_settings(recipe: str | os.PathLike[str] | None, unit: Unit | None) -> tuple[Unit, Normaliser | None]:
-    """Unit and normaliser of a recipe: by its name, its file, or the folder of a run. A `unit` that is given wins."""
+def text_settings(
+    recipe: str | os.PathLike[str] | None, unit: Unit | None, *, neural: bool = False
+) -> tuple[Unit, Normaliser | None]:
+    """Unit and normaliser of a recipe: by its name, its file, or the folder of a run. A `unit` that is given wins.
+
+    A run of pieces has an n-gram model over its pieces, which a search needs: its normaliser spells the words. A `neural` model,
+    which rescores, is of words.
+    """
     if recipe is None:
         return unit or "word", None
     from starseq.config import load_recipe
 
     inside = Path(recipe) / "recipe.yaml"
     text = load_recipe(str(inside if inside.is_file() else recipe)).text
-    return unit or text.unit, text.normaliser
+    if text.unit != "piece" or unit is not None or neural:
+        return unit or ("char" if text.unit == "char" else "word"), text.normaliser
+    if not inside.is_file():
+        raise DataError(f"{os.fspath(recipe)}: the pieces of words are those of a run: name its folder, or give --unit")
+    spell = load(recipe).tokeniser.pieces
+    assert spell is not None
+    return "word", Spelled(**vars(text.normaliser), spell=spell)
 
 
 def train_ngram(

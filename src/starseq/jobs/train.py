@@ -19,12 +19,13 @@ from starseq import corpora, models, pretrained
 from starseq.config import HF, Recipe, build, load_recipe
 from starseq.data.dataset import PaddedBatch
 from starseq.data.errors import DataError
-from starseq.data.files import locked, write_text
+from starseq.data.files import locked, write_bytes, write_text
 from starseq.data.manifest import Progress, Row
 from starseq.data.seeds import generator
 from starseq.runs import folder as layout
 from starseq.runs import read_results, update_results
 from starseq.text.gaps import parse
+from starseq.text.pieces import SentencePieces
 from starseq.text.vocabulary import Vocabulary
 from starseq.train.check import check_files
 from starseq.train.checkpoint import writing
@@ -83,6 +84,8 @@ def _trained(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resume:
     if fabric.global_rank == 0:
         with writing(folder, loop.saved_step):
             write_text(folder / layout.TOKENS, loop.tokeniser.vocabulary.to_lines())
+            if isinstance(loop.tokeniser.pieces, SentencePieces):
+                write_bytes(folder / layout.PIECES, loop.tokeniser.pieces.model)
             write_text(folder / layout.RECIPE, recipe.to_yaml())
     say("the first step reads its files, and waits for the loss to be compiled where that was never done")
     result = loop.run()
@@ -120,7 +123,7 @@ def build_loop(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resum
     fabric.barrier()
     named, recipe = recipe, recipe.at(own)
     reader = build.reader(recipe)
-    vocabulary = _known_vocabulary(recipe, folder if resume and _saved(folder) else None)
+    vocabulary, pieces = _known_vocabulary(recipe, folder if resume and _saved(folder) else None)
 
     def look(first: list[Row]) -> None:
         for sentence in check_files(manifest, reader, first, root):
@@ -129,11 +132,15 @@ def build_loop(recipe: Recipe, folder: Path, fabric: Any, hooks: Hooks, *, resum
     text = recipe.text
     rows = RunRows(
         manifest, reader, train=data.splits.train, dev=data.splits.dev, root=root, look=look,
-        count=None if vocabulary else lambda raw: parse(text.normaliser(raw), text.unit).labels,
+        count=None if vocabulary else lambda raw: parse(text.normaliser(raw), "char" if text.unit == "char" else "word").labels,
     )  # fmt: skip
-    if vocabulary is None:
+    if vocabulary is None and text.unit == "piece":
+        pieces = rows.pieces(text.size)
+        vocabulary = Vocabulary(pieces.labels())
+        say(f"labels are {len(vocabulary) - 1:,} pieces of words")
+    elif vocabulary is None:
         vocabulary = rows.vocabulary(text.size, letters=text.unknown == "letters", max_letters=text.max_letters)
-    tokeniser = build.tokeniser(recipe, vocabulary)
+    tokeniser = build.tokeniser(recipe, vocabulary, pieces)
     torch.manual_seed(generator("model", recipe.seed).initial_seed())
     model = build.network(recipe, vocabulary)
     going_on = resume and (folder / layout.CHECKPOINT).exists()
@@ -219,14 +226,24 @@ def _copy_settings(recipe: Recipe, to: Path) -> None:
     made.replace(to)
 
 
-def _known_vocabulary(recipe: Recipe, resumed: Path | None) -> Vocabulary | None:
-    """Of the run that goes on, of the file that the recipe names, or of the pretrained model; None: that of the training rows."""
+def _known_vocabulary(recipe: Recipe, resumed: Path | None) -> tuple[Vocabulary | None, SentencePieces | None]:
+    """Of the run that goes on, of a file that the recipe names, or of the pretrained model; None: that of the training rows. And
+    the model of its pieces, where it has one."""
     if resumed is not None and (resumed / layout.TOKENS).is_file():
-        return Vocabulary.load(resumed / layout.TOKENS)
+        vocabulary = Vocabulary.load(resumed / layout.TOKENS)
+        return vocabulary, layout.load_pieces(resumed, vocabulary)
     if recipe.text.vocabulary is not None:
-        return Vocabulary.load(recipe.text.vocabulary)
+        return Vocabulary.load(recipe.text.vocabulary), None
     own = build.own_labels(recipe)
-    return None if own is None else Vocabulary(own)
+    if own is not None:
+        return Vocabulary(own), None
+    if recipe.text.pieces is None:
+        return None, None
+    try:
+        pieces = SentencePieces.load(recipe.text.pieces)
+    except ValueError as error:
+        raise DataError(f"text.pieces: {error}") from None
+    return Vocabulary(pieces.labels()), pieces
 
 
 # --- a dry run --------------------------------------------------------------------------------------------------------
@@ -262,10 +279,8 @@ def dry_run(recipe: Recipe, *, items: int = 2, frames: int = 192) -> DryRun:
     started = time.monotonic()
     draw = generator("dry run", recipe.seed)
     text = recipe.text
-    own = build.own_labels(recipe)
-    vocabulary = Vocabulary(own) if own is not None else synthetic_vocabulary(text.unit, text.size)
-    if text.vocabulary is not None:
-        vocabulary = Vocabulary.load(text.vocabulary)
+    vocabulary, _ = _known_vocabulary(recipe, None)
+    vocabulary = vocabulary or synthetic_vocabulary(text.unit, text.size)
     torch.manual_seed(draw.initial_seed())
     model = build.network(recipe, vocabulary)
     reader = build.reader(recipe)

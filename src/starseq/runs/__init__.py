@@ -4,6 +4,7 @@
 |---|---|
 | `recipe.yaml` | the recipe, every default written out |
 | `tokens.txt` | the vocabulary |
+| `pieces.model` | the model of sentencepiece, where the labels are its pieces |
 | `model.safetensors` | the best weights; in its metadata the step, the dev error and lambda |
 | `last.ckpt` | the state of training at its last checkpoint |
 | `metrics.csv` | one row for every logged step |

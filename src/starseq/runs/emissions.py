@@ -89,4 +89,9 @@ def known_labels(run: Run, row: Row) -> tuple[Tensor, Tensor]:
 
 def normal_text(tokeniser: Tokeniser, literal: str) -> str:
     """A literal text as the normaliser leaves it: what a model's output is compared with."""
-    return literal if tokeniser.normaliser is None else unescape(tokeniser.normaliser(escape(literal)))
+    text = literal if tokeniser.normaliser is None else unescape(tokeniser.normaliser(escape(literal)))
+    if tokeniser.pieces is None:
+        return text
+    # A model of pieces that was given may change characters itself.
+    words = ((word, tokeniser.indices(word) if tokeniser.writes(word) else None) for word in text.split())
+    return " ".join(word if indices is None else tokeniser.decode(indices) for word, indices in words)

@@ -19,10 +19,12 @@ from starseq.data.dataset import Reader
 from starseq.data.errors import DataError
 from starseq.data.files import write_bytes, write_text
 from starseq.pretrained import CONFIG
+from starseq.text.pieces import SentencePieces
 from starseq.text.tokeniser import Tokeniser
 from starseq.text.vocabulary import Vocabulary
 
 RECIPE, TOKENS, MODEL = "recipe.yaml", "tokens.txt", "model.safetensors"
+PIECES = "pieces.model"
 CHECKPOINT, METRICS, RESULTS, PLOTS = "last.ckpt", "metrics.csv", "results.json", "plots"
 DATA = "data"
 """built-in data that the run made for itself"""
@@ -126,18 +128,34 @@ def load(folder: str | os.PathLike[str]) -> Run:
         raise DataError(f"{folder}: not a run folder that can be used, for it lacks {lacks} ({hint})")
     recipe = load_recipe(folder / RECIPE).at(folder / PRETRAINED)
     vocabulary = Vocabulary.load(folder / TOKENS)
+    pieces = load_pieces(folder, vocabulary)
+    if recipe.text.unit == "piece" and pieces is None and build.own_labels(recipe) is None:
+        raise DataError(f"{folder}: not a run folder that can be used, for it lacks {PIECES}")
     model = build.network(recipe, vocabulary)
     facts = _load_weights(model, folder / MODEL)
     return Run(
         folder=folder,
         recipe=recipe,
-        tokeniser=build.tokeniser(recipe, vocabulary),
+        tokeniser=build.tokeniser(recipe, vocabulary, pieces),
         model=model.eval(),
         reader=build.reader(recipe),
         log_penalty=facts.get("log_penalty"),
         step=int(facts.get("step") or 0),
         dev_error=facts.get("dev_error"),
     )
+
+
+def load_pieces(folder: Path, vocabulary: Vocabulary) -> SentencePieces | None:
+    """The run's own model of pieces; None where it has none."""
+    if not (folder / PIECES).is_file():
+        return None
+    try:
+        pieces = SentencePieces.load(folder / PIECES)
+    except ValueError as error:
+        raise DataError(str(error)) from None
+    if tuple(pieces.labels()) != vocabulary.tokens[1:]:
+        raise DataError(f"{folder / PIECES}: its pieces are not those of {TOKENS}")
+    return pieces
 
 
 def _from_outside(folder: Path) -> Run:
@@ -152,9 +170,9 @@ def _from_outside(folder: Path) -> Run:
         of_pieces = pretrained.is_of_pieces(pretrained.tokeniser_of(str(folder)))
     except ValueError as error:
         raise DataError(str(error)) from None
-    units = ["text.unit=word", "text.unknown=letters", "text.missing=null"] if of_pieces else ["text.unit=char"]
+    unit = f"text.unit={'piece' if of_pieces else 'char'}"
     case = f"text.normaliser.case={_case(labels)}"
-    recipe = load_recipe("speech", ["model.name=hf", "model.path=.", case, *units]).at(folder)
+    recipe = load_recipe("speech", ["model.name=hf", "model.path=.", case, unit]).at(folder)
     vocabulary = Vocabulary(labels)
     model = build.network(recipe, vocabulary)
     build.load_initial(recipe, model)

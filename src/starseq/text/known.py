@@ -127,15 +127,15 @@ class Known:
                     problem = "it stands beside characters that the run cannot write, on one side or the other"
                     readings.append(Reading(gap, units, False, problem))
                 continue
-            reading = self._at(gap, place, units[place.before : len(units) - place.after])
+            reading = self._at(gap, place, units[place.before : len(units) - place.after], tokens)
             if reading.units and (place.mark < 0 or any(unit.text.strip() for unit in reading.units)):
                 readings.append(reading)
         return readings
 
-    def _at(self, gap: int, place: _Place, units: tuple[Unit, ...]) -> Reading:
+    def _at(self, gap: int, place: _Place, units: tuple[Unit, ...], tokens: Sequence[int]) -> Reading:
         if self._tokeniser.unit == "char" or not units:
             return Reading(gap, units, place.mark >= 0)
-        if self._tokeniser.is_continuation(units[0].text):
+        if self._tokeniser.is_continuation(self._tokeniser.vocabulary[tokens[units[0].tokens[0]]]):
             if gap or place.before:
                 return Reading(gap, units, place.mark >= 0, "it continues a word that is known")
             units = (units[0]._replace(text=self._tokeniser.decode_piece(units[0].text)), *units[1:])

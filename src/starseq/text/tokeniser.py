@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, cast
 
 from starseq.text.gaps import Partial, Unit, check_missing, parse
 from starseq.text.normalise import Normaliser
+from starseq.text.pieces import continues
 from starseq.text.vocabulary import BEGINS, CONTINUED, Vocabulary
 
 __all__ = ["Encoded", "Tokeniser", "Unknown", "UnknownLabel"]
@@ -35,9 +36,9 @@ class Tokeniser:
     `unknown` says what becomes of a label that the vocabulary lacks. ``"raise"``: an `UnknownLabel`. ``"drop"``: it goes,
     and the gap in its place is open, so the star takes it. ``"letters"`` (words only): it is spelled out, the first
     letter as it is and the others as continuations, with closed gaps between them (`Vocabulary.top` with `letters`
-    makes such a vocabulary); a vocabulary with longer continuations spells by the longest pieces. `missing` is what can be
-    missing in a text without marks: any label, or with ``unit="char", missing="word"`` only whole words (see
-    `starseq.text.gaps.parse`).
+    makes such a vocabulary). `missing` is what can be missing in a text without marks: any label, or with
+    ``unit="char", missing="word"`` only whole words (see `starseq.text.gaps.parse`). `pieces` (words only) spells every word
+    (see `starseq.text.pieces`); gaps are closed between the pieces of a word.
 
     >>> tokeniser = Tokeniser(Vocabulary(["the", "fox"]), "word", unknown="drop")
     >>> tokeniser.encode("the quick fox", marked=True)
@@ -47,6 +48,11 @@ class Tokeniser:
     >>> spelling = Tokeniser(Vocabulary(["the", "o", "##o", "x", "##x"]), "word", unknown="letters")
     >>> spelling.encode("the ox").labels, spelling.decode([1, 2, 5])
     ((1, 2, 5), 'the ox')
+    >>> from starseq.text.pieces import LongestPieces
+    >>> vocabulary = Vocabulary(["▁go", "▁the", "ing"])
+    >>> tokeniser = Tokeniser(vocabulary, "word", pieces=LongestPieces(vocabulary))
+    >>> tokeniser.encode("the going"), tokeniser.decode([2, 1, 3])
+    (Encoded(labels=(2, 1, 3), open=(True, True, False, True), unknown=()), 'the going')
     """
 
     vocabulary: Vocabulary
@@ -54,6 +60,7 @@ class Tokeniser:
     unknown: Unknown = "raise"
     normaliser: Normaliser | None = None
     missing: Unit | None = None
+    pieces: Callable[[str], list[str]] | None = None
 
     def __post_init__(self) -> None:
         if self.unit not in ("word", "char"):
@@ -62,6 +69,8 @@ class Tokeniser:
             raise ValueError(f"unknown must be 'raise', 'drop' or 'letters', not {self.unknown!r}")
         if self.unknown == "letters" and self.unit == "char":
             raise ValueError("unknown='letters' spells words, and unit='char' has none")
+        if self.pieces is not None and (self.unit != "word" or self.unknown == "letters"):
+            raise ValueError("pieces: they are of words, and spell them all")
         check_missing(self.unit, self.missing)
 
     def encode(self, text: str, *, marked: bool = False) -> Encoded:
@@ -78,15 +87,17 @@ class Tokeniser:
         gaps = [partial.open[0]]
         unknown: list[str] = []
         for position, (label, gap) in enumerate(zip(partial.labels, partial.open[1:], strict=True), start=1):
-            if not self._is_whole(label):
+            try:
+                indices = self.indices(label)
+            except UnknownLabel as error:
                 unknown.append(label)
                 if self.unknown == "raise":
                     kind = "character" if self.unit == "char" else "word"
-                    raise UnknownLabel(f"{kind} {label!r}, number {position} of the text, is not in the vocabulary")
-                if self.unknown == "drop":
-                    gaps[-1] = True
-                    continue
-            indices = self.indices(label)
+                    raise UnknownLabel(f"{kind} {label!r}, number {position} of the text, {error}") from None
+                gaps[-1] = True
+                continue
+            if self.unknown == "letters" and not self._is_whole(label):
+                unknown.append(label)
             labels.extend(indices)
             gaps.extend([False] * (len(indices) - 1) + [gap])
         return Encoded(tuple(labels), tuple(gaps), tuple(unknown))
@@ -97,11 +108,23 @@ class Tokeniser:
         >>> Tokeniser(Vocabulary(["the", "o", "##x"]), "word", unknown="letters").indices("ox")
         [2, 3]
         """
+        if self.pieces is not None:
+            try:
+                return [self.vocabulary.index(piece) for piece in self.pieces(label)]
+            except (ValueError, KeyError) as error:
+                raise UnknownLabel(f"cannot be written: {error}") from None
         if self._is_whole(label):
             return [self.vocabulary.index(label)]
         if self.unknown == "letters":
             return self._spell(label)
-        raise UnknownLabel(f"{label!r} is not in the vocabulary")
+        raise UnknownLabel("is not in the vocabulary")
+
+    def writes(self, label: str) -> bool:
+        """Whether the vocabulary can write a label."""
+        try:
+            return bool(self.indices(label))
+        except ValueError:
+            return False
 
     def _is_whole(self, label: str) -> bool:
         return label in self._whole
@@ -109,7 +132,10 @@ class Tokeniser:
     @cached_property
     def _whole(self) -> dict[str, int]:
         """The index of each token that is a label by itself."""
-        return {token: index for index, token in enumerate(self.vocabulary) if not self.is_continuation(token)}
+        if self.pieces is not None:
+            return {}
+        labels = enumerate(self.vocabulary.tokens[1:], start=1)
+        return {token: index for index, token in labels if not self.is_continuation(token)}
 
     def decode(self, labels: Iterable[int]) -> str:
         """The literal text of `labels` (a star in it is not escaped)."""
@@ -126,48 +152,24 @@ class Tokeniser:
 
     def is_continuation(self, token: str) -> bool:
         """Whether a token is a letter, or a piece, that continues the word before it."""
+        if self.pieces is not None:
+            return continues(token)
         return self.unknown == "letters" and token.startswith(CONTINUED) and len(token) > len(CONTINUED)
 
-    @cached_property
-    def _pieces(self) -> int:
-        """The letters of the longest piece, where words are spelled by pieces; 0 where by letters."""
-        sizes = (len(token) - len(CONTINUED) for token in self.vocabulary if token.startswith(CONTINUED))
-        longest = max(sizes, default=0) if self.unknown == "letters" else 0
-        return longest if longest > 1 else 0
-
     def decode_piece(self, token: str) -> str:
-        """The letter of a token that continues a word."""
-        return token.removeprefix(CONTINUED)
+        """The letters of a token that continues a word."""
+        return token if self.pieces is not None else token.removeprefix(CONTINUED)
 
     def decode_first(self, token: str) -> str:
         """What a token that begins a word writes."""
-        return "" if self._pieces and token == BEGINS else token
+        return token.removeprefix(BEGINS) if self.pieces is not None else token
 
     def _spell(self, word: str) -> list[int]:
-        if self._pieces:
-            return self._by_pieces(word)
         tokens = [word[0], *(CONTINUED + letter for letter in word[1:])]
         for letter, token in zip(word, tokens, strict=True):
             if token not in self.vocabulary:
                 raise ValueError(f"character {letter!r} of the word {word!r} is not in the vocabulary")
         return [self.vocabulary.index(token) for token in tokens]
-
-    def _by_pieces(self, word: str) -> list[int]:
-        """The longest piece that fits, again and again."""
-        found: list[int] = []
-        start = 0
-        while start < len(word):
-            mark = CONTINUED if found else ""
-            ends = range(len(word), start, -1)
-            end = next((end for end in ends if mark + word[start:end] in self.vocabulary), None)
-            if end is not None:
-                found.append(self.vocabulary.index(mark + word[start:end]))
-                start = end
-            elif not found and BEGINS in self.vocabulary:
-                found.append(self.vocabulary.index(BEGINS))
-            else:
-                raise UnknownLabel(f"no piece for the {word[start:]!r} of the word {word!r} is in the vocabulary")
-        return found
 
     def _checked(self, labels: Iterable[int]) -> Iterable[int]:
         for label in labels:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from starseq.text.gaps import Unit, parse
 
-__all__ = ["BLANK", "CONTINUED", "SPACE", "Coverage", "Vocabulary", "count_labels"]
+__all__ = ["BEGINS", "BLANK", "CONTINUED", "SPACE", "Coverage", "Vocabulary", "count_labels"]
 
 BLANK = "<blank>"
 SPACE = "<space>"
 CONTINUED = "##"
 """Begins the token of a letter that continues a spelled-out word, as in WordPiece: ``z ##e ##b ##u``."""
 BEGINS = "▁"
-"""In a vocabulary of pieces, begins a word whose letters all are continuations."""
+"""In a vocabulary of pieces, begins each piece that begins a word."""
 
 
 class Vocabulary:

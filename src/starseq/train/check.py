@@ -17,7 +17,7 @@ from starseq.data.dataset import AudioReader, LineReader, ManifestDataset, Reade
 from starseq.data.errors import DataError
 from starseq.data.extractor import ExtractorReader, WaveformReader
 from starseq.data.manifest import Row, read_bytes
-from starseq.text.vocabulary import Vocabulary
+from starseq.text.tokeniser import Tokeniser
 
 LOOKED_AT = 8
 """rows whose files are looked into: corpora are of one kind, and a million files are not opened"""
@@ -108,17 +108,20 @@ def no_rows(manifest: Path, key: str, splits: Sequence[str], there: Iterable[str
 # --- labels -----------------------------------------------------------------------------------------------------------
 
 
-def unknown_labels(unknown: Mapping[str, int], labels: int, vocabulary: Vocabulary) -> str:
+def unknown_labels(unknown: Mapping[str, int], labels: int, tokeniser: Tokeniser) -> str:
     """A sentence about labels that the vocabulary lacks; `labels` counts all of them."""
     count = sum(unknown.values())
     most = ", ".join(repr(label) for label, _ in Counter(unknown).most_common(5))
     cases = {"lower": str.lower, "upper": str.upper}
     mended = {
-        name: sum(n for label, n in unknown.items() if change(label) in vocabulary) for name, change in cases.items()
+        name: sum(n for label, n in unknown.items() if tokeniser.writes(change(label)))
+        for name, change in cases.items()
     }
     best = max(mended, key=mended.__getitem__)
     if 2 * mended[best] > count:
         mend = f"text.normaliser.case={best} finds most of them there"
+    elif tokeniser.pieces is not None:
+        mend = "text.pieces=null learns pieces from the training rows"
     else:
         mend = "text.vocabulary=null text.size=null takes the labels of the training rows"
     return f"{count:,} of {labels:,} labels ({_percent(count, labels)}) are not in the vocabulary, most often {most}: {mend}"

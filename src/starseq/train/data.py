@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,8 +22,9 @@ from starseq.data.errors import DataError
 from starseq.data.manifest import ManifestError, Row, read_manifest
 from starseq.data.pool import interrupts_held
 from starseq.text.gaps import Unit
+from starseq.text.pieces import SentencePieces
 from starseq.text.tokeniser import Tokeniser, UnknownLabel
-from starseq.text.vocabulary import Vocabulary
+from starseq.text.vocabulary import BEGINS, Vocabulary
 from starseq.train.check import LOOKED_AT, no_rows, squeezed, unknown_labels
 from starseq.train.check import too_long as too_long_rows
 
@@ -135,6 +136,14 @@ class RunRows:
             raise DataError(f"{self.manifest}: no label in the splits {splits}, so there is no vocabulary")
         return Vocabulary.top(kept, size, letters=letters)
 
+    def pieces(self, size: int | None = None) -> SentencePieces:
+        """Pieces of the words that were counted."""
+        try:
+            return SentencePieces.trained(self.counts.elements(), size)
+        except ValueError as error:
+            key = "" if size is None else "text.size: "
+            raise DataError(f"{self.manifest}: {key}{error}") from None
+
 
 class RunSet(ManifestDataset):
     """Rows of a run. With `cache`, items are kept in memory once they are decoded."""
@@ -190,7 +199,7 @@ class LabelledSet(RunSet):
             splits = ", ".join(rows.splits["train"])
             raise DataError(
                 f"{self.manifest}: no label is left to train on; "
-                + unknown_labels(self.unknown, self.unknown.total(), tokeniser.vocabulary)
+                + unknown_labels(self.unknown, self.unknown.total(), tokeniser)
                 if self.unknown
                 else f"{self.manifest}: no row is left for the splits {splits}"
             )
@@ -214,9 +223,8 @@ class LabelledSet(RunSet):
             full = self._tokeniser.encode(row.text, marked=row.get("gaps") == "marked")
             labels, gaps = (full.labels, full.open) if self._dropper is None else self.encode(row)
         except UnknownLabel as error:
-            mend = (
-                "text.vocabulary=null takes the labels of the training rows, text.unknown=drop makes such labels gaps"
-            )
+            own = "vocabulary=null takes the labels of" if self._tokeniser.pieces is None else "pieces=null learns from"
+            mend = f"text.{own} the training rows, text.unknown=drop makes such labels gaps"
             raise ManifestError(self.manifest, row.line, f"{error}: {mend}") from None
         except ValueError as error:
             raise ManifestError(self.manifest, row.line, str(error)) from None
@@ -279,7 +287,7 @@ def training_data(
     misfits = squeezed(training)
     if training.unknown and tokeniser.unknown == "drop":
         total = training.labels + training.unknown.total()
-        misfits.append(unknown_labels(training.unknown, total, tokeniser.vocabulary))
+        misfits.append(unknown_labels(training.unknown, total, tokeniser))
         if tokeniser.unit == "char" and 2 * training.unknown.total() > total:
             raise DataError(f"{rows.manifest}: too little is left to train on; {misfits[-1]}")
     needs = training.too_long(output_lengths, repeats=repeats)
@@ -306,7 +314,7 @@ def training_data(
     return TrainingData(training, held_out, report)
 
 
-def synthetic_vocabulary(unit: Unit, size: int | None) -> Vocabulary:
+def synthetic_vocabulary(unit: Unit | Literal["piece"], size: int | None) -> Vocabulary:
     """Made-up labels, as many as asked for, when there is no data: characters, or words of letters.
 
     >>> synthetic_vocabulary("word", 3).tokens, synthetic_vocabulary("char", 2).tokens
@@ -323,7 +331,8 @@ def synthetic_vocabulary(unit: Unit, size: int | None) -> Vocabulary:
             letters = alphabet[digit] + letters
         return letters
 
-    return Vocabulary(spelled(i) for i in range(size or 100))
+    begins = BEGINS if unit == "piece" else ""
+    return Vocabulary(begins + spelled(i) for i in range(size or 100))
 
 
 def manifest_in(root: Path, manifest: str) -> Path:
