@@ -4,7 +4,9 @@ import io
 import math
 import struct
 
+import numpy as np
 import pytest
+import soundfile
 import torch
 
 from starseq.data.audio import decode, encode, part, probe, resample
@@ -128,6 +130,23 @@ def test_a_part_has_the_samples_of_the_whole(tmp_path, suffix, subtype, as_file)
     sides = [decode(part(path, 0.5, 0.75, channel=side), rate=None) for side in (0, 1)]
     assert (sum(sides) / 2 - whole[8_000:12_000]).abs().max() <= 1e-3 * whole.abs().max()
     assert not torch.equal(*sides)
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "PCM_32", "FLOAT", "PCM_U8"])
+def test_a_part_is_decoded_once_and_right(subtype, channels, monkeypatch):
+    """The samples of a part are those that libsndfile reads from it, bit by bit, and it is not asked again."""
+    wave = np.random.default_rng(0).uniform(-1, 1, (4_000, channels))
+    file = io.BytesIO()
+    soundfile.write(file, wave, 8_000, format="WAV", subtype=subtype)
+    whole = file.getvalue()
+    data = part(io.BytesIO(whole), 0.1, 0.3)
+    expected, full = (soundfile.read(io.BytesIO(one), dtype="float32", always_2d=True)[0] for one in (data, whole))
+    decoded = decode(whole, rate=None)
+    assert np.array_equal(decoded, full.mean(axis=1, dtype=np.float32) if channels > 1 else full[:, 0])
+    monkeypatch.setattr(soundfile, "SoundFile", None)
+    found = decode(data, rate=None)
+    assert np.array_equal(found, expected.mean(axis=1, dtype=np.float32) if channels > 1 else expected[:, 0])
 
 
 def test_a_part_of_what_is_no_audio(tmp_path):

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from starseq.data.errors import DataError
@@ -28,6 +29,9 @@ _RATES = range(100, 1_000_001)
 # WAV that holds the samples of other formats as what they are read: numpy's type, the header's tag, bits.
 _PCM16, _PCM32, _FLOAT = ("int16", 1, 16), ("int32", 1, 32), ("float32", 3, 32)
 _WAV = {**dict.fromkeys(("PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW"), _PCM16), "PCM_24": _PCM32}
+_HEAD = struct.Struct("<4sI8sIHHIIHH4sI")
+"""of a WAV that has no more than its samples"""
+_SCALES = {(1, 16): ("<i2", 2.0**-15), (1, 32): ("<i4", 2.0**-31), (3, 32): ("<f4", 1.0)}
 _BLOCK = 1 << 16  # frames decoded at a time: a header that lies about its length cannot make us allocate for it
 
 
@@ -79,12 +83,20 @@ def decode(source: Path | bytes, *, rate: int | None = 16_000, name: str | None 
     except OSError as error:
         raise _unreadable(source, name, error) from None
     try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
-            _check_header(name, file.samplerate, file.frames)
-            blocks = []
-            while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
-                blocks.append(block)
-            wave, old, stated = np.concatenate(blocks) if blocks else np.zeros((0, 1)), file.samplerate, file.frames
+        wave: NDArray[np.float32]
+        plain = _plain_wav(data)
+        if plain is not None:  # a part of a recording is not decoded twice
+            wave, old = plain
+            stated = len(wave)
+            _check_header(name, old, stated)
+        else:
+            with soundfile.SoundFile(io.BytesIO(data)) as file:
+                _check_header(name, file.samplerate, file.frames)
+                blocks = []
+                while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
+                    blocks.append(block)
+                wave = np.concatenate(blocks) if blocks else np.zeros((0, 1), np.float32)
+                old, stated = file.samplerate, file.frames
     except (soundfile.SoundFileError, OSError) as error:
         raise _unreadable(data, name, error) from None
     if len(wave) < stated:
@@ -131,9 +143,24 @@ def part(
     samples: bytes = wave.astype(np.dtype(dtype).newbyteorder("<")).tobytes()
     channels = wave.shape[1]
     block = channels * bits // 8
-    format = struct.pack("<HHIIHH", tag, channels, rate, rate * block, block, bits)
-    head = struct.pack("<4sI8sI16s4sI", b"RIFF", 36 + len(samples), b"WAVEfmt ", 16, format, b"data", len(samples))
-    return head + samples
+    form = tag, channels, rate, rate * block, block, bits
+    return _HEAD.pack(b"RIFF", 36 + len(samples), b"WAVEfmt ", 16, *form, b"data", len(samples)) + samples
+
+
+def _plain_wav(data: bytes) -> tuple[NDArray[np.float32], int] | None:
+    """The samples (N, channels) and the rate of a WAV with nothing in it but a format of `_SCALES` and all of its samples; None for
+    every other file. The samples are those that libsndfile gives."""
+    if len(data) < _HEAD.size or data[:4] != b"RIFF":
+        return None
+    _, _, kind, size, tag, channels, rate, _, block, bits, chunk, count = _HEAD.unpack_from(data)
+    scale = _SCALES.get((tag, bits))
+    if (kind, size, chunk) != (b"WAVEfmt ", 16, b"data") or scale is None or not channels:
+        return None
+    if not 0 < count == len(data) - _HEAD.size or count % block or 8 * block != channels * bits:
+        return None
+    dtype, factor = scale
+    wave = np.frombuffer(data, dtype, offset=_HEAD.size).reshape(-1, channels).astype(np.float32)
+    return (wave if factor == 1.0 else wave * np.float32(factor)), rate
 
 
 def span(info: AudioInfo, start: float, end: float | None, *, channel: int | None = None, name: str) -> tuple[int, int]:
