@@ -159,6 +159,41 @@ def test_page_xml(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_words_and_regions_repeat_what_was_filled(tmp_path: Path) -> None:
+    """Where they have the same text as the line; other texts stay, and so does a region that a comment cuts."""
+    corpus = Corpus(tmp_path, "pagexml", marks="leiden")
+    corpus.image()
+    word = '<Word id="w{}"><Coords points="1,1 2,2 2,1"/><TextEquiv><Unicode>{}</Unicode></TextEquiv></Word>'
+    equiv = "<TextEquiv><Unicode>{}</Unicode></TextEquiv>"
+    lines = [
+        ("l1", "the [...] fox", ("the", "[...]", "fox")), ("l2", "a q[?]k &amp; b", ("a", "q[?]k", "&amp;", "b")),
+        ("l3", "the [...]", ("the", "other", "text")),
+    ]  # fmt: skip
+    made = []
+    for id, text, words in lines:
+        parts = "".join(word.format(f"{id}{n}", one) for n, one in enumerate(words))
+        made.append(f'<TextLine id="{id}">{BOX}{parts}{equiv.format(text)}</TextLine>')
+    region = equiv.format(" the [...] fox\na q[?]k &amp; b\r\nthe [...] ")
+    corpus.file("p.xml", page(*made, region))
+    corpus.file("q.xml", page(*made, region.replace("fox", "<!-- x -->fox")).replace("p.png", "p.png"))
+    rows = corpus.rows()
+    done = [
+        completed(row, ["brown quick"] if "fox" in row.text else ["uic"] if "q" in row.text else ["x"]) for row in rows
+    ]
+    assert corpus.put_back(done).filled == 6
+    for name in ("p.xml", "q.xml"):
+        root = ElementTree.fromstring((corpus.out / name).read_text(encoding="utf-8"))
+        texts = "{*}Word/{*}TextEquiv/{*}Unicode"
+        assert [[text.text for text in found.iterfind(texts)] for found in root.iterfind(".//{*}TextLine")] == [
+            ["the", "brown quick", "fox"], ["a", "quick", "&", "b"], ["the", "other", "text"],
+        ]  # fmt: skip
+    whole = ElementTree.parse(corpus.out / "p.xml").find(".//{*}TextRegion/{*}TextEquiv/{*}Unicode")
+    assert whole is not None
+    assert whole.text == " the brown quick fox\na quick & b\nthe x "
+    assert "the [...] <!-- x -->fox\na q[?]k" in (corpus.out / "q.xml").read_text(encoding="utf-8")
+    corpus.check_again(done)
+
+
 def test_tags_move_with_their_words(tmp_path: Path) -> None:
     tags = "a {offset:0; length:2;} b {length:2; offset:5;} c {offset:0; length:7;} d {offset:3; length:1;} e {offset:5; length:0;}"
     document = Document(page(page_line("l", "ab[?]cd", f' custom="{tags}"')).encode(), "p.xml")
@@ -238,7 +273,7 @@ def test_alto(tmp_path: Path) -> None:
     corpus.check_again([*done[:3], rows[3]])
     root = ElementTree.fromstring(text)
     ids = {element.get("ID") for element in root.iter()}
-    assert all(id in ids for element in root.iter("{*}String") for id in element.get("TAGREFS", "").split())
+    assert all(id in ids for element in root.iterfind(".//{*}String") for id in element.get("TAGREFS", "").split())
 
 
 @pytest.mark.parametrize(("version", "tags", "where"), [

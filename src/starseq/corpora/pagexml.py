@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from starseq.corpora._pages import (
     tag_span,
 )
 from starseq.corpora._xml import Element, points
+from starseq.data.errors import DataError
 from starseq.data.manifest import Progress, Row
 from starseq.text.marks import Span
 
@@ -62,9 +64,17 @@ def read_line(line: Element, number: int, page: Page) -> Line | str:
 
 
 def fill_line(document: Document, line: Element, fillings: Sequence[Filling]) -> list[Filling]:
-    """Puts fillings into the transcript that `read_line` reads, and notes them in `custom`; gives those that have a place there."""
+    """Puts fillings into the transcript that `read_line` reads, and notes them in `custom`; gives those that have a place there.
+    What the line's words and its region repeat of the transcript is filled, too."""
     places = _places(document, line)
     done = [one for one in fillings if put(document, places, one) is not None]
+    if _unicode(line) is not None:
+        for places_of in (_places_of_words, _places_in_region):
+            with suppress(DataError):  # a comment in it, say: it stays as it is
+                repeated = places_of(document, line)
+                if [place.character for place in repeated] == [place.character for place in places]:
+                    for one in done:
+                        put(document, repeated, one)
     if done and b"pagecontent/2010" not in document.data[: document.opening(document.root)[1]]:  # which knows no custom
         document.set_attribute(line, "custom", _custom(line, done))
     return done
@@ -107,10 +117,33 @@ def _places(document: Document, line: Element) -> list[Place]:
         return stripped_places(
             [place._replace(character=" ") if place.character == "\n" else place for place in document.content(own)]
         )
+    return _places_of_words(document, line)
+
+
+def _places_of_words(document: Document, line: Element) -> list[Place]:
+    """The characters of the line's words; none where they cannot be taken apart."""
     places = list[Place]()
     for word in (_places(document, word) for word in line.each("Word")):
         places += [Place(" ", places[-1].end, places[-1].end, None), *word] if places and word else word
     return places
+
+
+def _places_in_region(document: Document, line: Element) -> list[Place]:
+    """Where the text of the line's region has this line, if it is the text of all of its lines."""
+    region = next(
+        (one for one in document.root.all("TextRegion") if any(line is other for other in one.children)), None
+    )
+    own = None if region is None else _unicode(region)
+    if region is None or own is None:
+        return []
+    lines = list(region.each("TextLine"))
+    text, parts = own.text.strip(), [_text(one).strip() for one in lines]
+    if [part.strip() for part in text.split("\n")] != parts:
+        return []
+    number = next(number for number, other in enumerate(lines) if other is line)
+    places = stripped_places(document.content(own))
+    breaks = [-1, *(at for at, place in enumerate(places) if place.character == "\n"), len(places)]
+    return stripped_places(places[breaks[number] + 1 : breaks[number + 1]])
 
 
 def _custom(line: Element, fillings: Sequence[Filling]) -> str:
