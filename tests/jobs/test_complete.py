@@ -350,8 +350,9 @@ def test_labels_outside_of_the_vocabulary_are_kept(run: Path, tmp_path: Path, co
 def test_a_run_that_knows_of_no_error_goes_on(run: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(run, tmp_path / "other"))
     model = runs.load(run).model
-    for error, reads in ((None, True), (50.0, True), (50.1, False)):
-        save_model(other, model, step=1, log_penalty=-1.0, dev_error=error)
+    cases = (None, None, True), (50.0, None, True), (50.1, None, False), (160.0, 20.0, True), (50.1, 50.1, False)
+    for error, missed, reads in cases:  # with texts of dev that lack words, a run reads more than they have
+        save_model(other, model, step=1, log_penalty=-1.0, dev_error=error, dev_missed=missed)
         if reads:
             job.complete(other, run / "data" / "partial1.json", tmp_path / "out.jsonl", where=Where("cpu", run))
         else:

@@ -125,7 +125,22 @@ def test_a_language_model_of_pieces(corpus: Path, run: Path, tmp_path: Path, com
     words = tmp_path / "words.arpa"
     assert command("lm", "train", text, "--out", words, "--order", 2, "--recipe", run, "--unit", "word").code == 0
     tuned = command(
-        "tune", run, "--lm", arpa, "--rescore", words, "--rescore-unit", "word", "--rounds", 2, "--device", "cpu"
+        "tune",
+        run,
+        "--lm",
+        arpa,
+        "--rescore",
+        words,
+        "--rescore-unit",
+        "word",
+        "--rounds",
+        2,
+        "--beam",
+        30,
+        "--nbest",
+        20,
+        "--device",
+        "cpu",
     )
     assert tuned.code == 0, tuned.err
     done = command("transcribe", run, corpus / "test0.png", "--lm", arpa, "--device", "cpu")

@@ -125,7 +125,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, *errors: float) -> None:
     """Dev errors by step, from 1 on; the last one stays."""
 
     def dev_errors(self: Loop, dev: object) -> SimpleNamespace:
-        return SimpleNamespace(percent=errors[min(self.at.step, len(errors)) - 1])
+        return SimpleNamespace(percent=errors[min(self.at.step, len(errors)) - 1], missed=0.0)
 
     monkeypatch.setattr(Loop, "dev_errors", dev_errors)
 

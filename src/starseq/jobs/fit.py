@@ -18,7 +18,7 @@ from starseq.data.errors import DataError
 from starseq.data.files import locked, write_text
 from starseq.data.manifest import read_manifest, write_manifest
 from starseq.jobs._clock import Clock, Moment, expected, seconds_of_step
-from starseq.jobs._fill import MOST_ERRORS
+from starseq.jobs._fill import reads_little
 from starseq.jobs._material import COMPLETED, MANIFEST, STUDENT, Say, allowed, bring_in, close, root_of, source_of
 from starseq.jobs._plan import Plan, asked, check_overrides, make_plan, recipe_for_steps, steps_for
 from starseq.jobs._search import Search, read_tuned
@@ -301,11 +301,11 @@ class _Fit:
 
     def _complete(self) -> None:
         teacher = self.out / "teacher"
-        error = runs.load(teacher).dev_error
-        if error is not None and error > MOST_ERRORS:
+        run = runs.load(teacher)
+        if reads_little(run):
             self.say(
-                f"the teacher's error on dev is {error:.0f} %: what it fills in is mostly guesses; more training or more known "
-                "text would help"
+                f"the teacher's error on dev is {run.dev_error:.0f} %: what it fills in is mostly guesses; more training or "
+                "more known text would help"
             )
         summary = pseudo(
             teacher, self.out / MANIFEST, self.out / COMPLETED, kind="keep-known", splits=[TRAIN], force=True,

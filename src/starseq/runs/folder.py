@@ -48,6 +48,8 @@ class Run:
     """optimiser steps that made these weights"""
     dev_error: float | None
     """their greedy error on dev, in percent; None where nothing was evaluated"""
+    dev_missed: float | None = None
+    """how much of dev's text they did not read, in percent: what they read besides may be missing there"""
 
     @property
     def criterion(self) -> str:
@@ -101,14 +103,20 @@ def data_root(recipe: Recipe, folder: str | os.PathLike[str]) -> Path:
 
 
 def save_model(
-    folder: str | os.PathLike[str], model: nn.Module, *, step: int, log_penalty: float | None, dev_error: float | None
+    folder: str | os.PathLike[str],
+    model: nn.Module,
+    *,
+    step: int,
+    log_penalty: float | None,
+    dev_error: float | None,
+    dev_missed: float | None = None,
 ) -> None:
     """Writes `model.safetensors`, whole or not at all."""
     from safetensors.torch import save
 
     # Copies: tied weights share memory, which the format does not allow.
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
-    facts = {"step": step, "log_penalty": log_penalty, "dev_error": dev_error}
+    facts = {"step": step, "log_penalty": log_penalty, "dev_error": dev_error, "dev_missed": dev_missed}
     # One entry: the format keeps several in no order, and the same weights are to be the same bytes.
     write_bytes(Path(folder) / MODEL, save(weights, {"starseq": json.dumps(facts)}))
 
@@ -142,6 +150,7 @@ def load(folder: str | os.PathLike[str]) -> Run:
         log_penalty=facts.get("log_penalty"),
         step=int(facts.get("step") or 0),
         dev_error=facts.get("dev_error"),
+        dev_missed=facts.get("dev_missed"),
     )
 
 

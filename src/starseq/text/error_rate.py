@@ -43,6 +43,16 @@ class ErrorCounts:
         return self.hits + self.substitutions + self.deletions
 
     @property
+    def missed(self) -> float:
+        """The percentage of the reference that was not read, or as something else: what is read besides may be right, where the
+        reference is not complete.
+
+        >>> wer(["the fox"], ["the quick brown fox"]).missed, wer(["the fox"], ["a fox"]).missed
+        (0.0, 50.0)
+        """
+        return 100 * (1 - self.hits / self.reference_length) if self.reference_length else 0.0
+
+    @property
     def percent(self) -> float:
         """100 * errors / reference length. With no reference at all: 0 for no errors, otherwise infinity.
 

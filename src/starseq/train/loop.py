@@ -181,6 +181,7 @@ class Loop:
         self.at, self.sums = _Position(), _Sums()
         self.saved_step: int | None = None
         self._saved_epoch = 0
+        self._missed: float | None = None
         self._skipped_in_a_row = 0
         self._drawn = self._saved = time.monotonic()
         self._left = TimeLeft()
@@ -503,7 +504,9 @@ class Loop:
 
     def dev_error(self, dev: RunSet) -> float:
         """In percent; the weights with the lowest are kept."""
-        return self.dev_errors(dev).percent
+        errors = self.dev_errors(dev)
+        self._missed = errors.missed
+        return errors.percent
 
     @torch.no_grad()
     def dev_errors(self, dev: RunSet) -> ErrorCounts:
@@ -551,7 +554,12 @@ class Loop:
             log_penalty = self.penalty().item() if self.objective.star else None
             with writing(self.folder, self.saved_step):
                 layout.save_model(
-                    self.folder, self.network, step=self.at.step, log_penalty=log_penalty, dev_error=error
+                    self.folder,
+                    self.network,
+                    step=self.at.step,
+                    log_penalty=log_penalty,
+                    dev_error=error,
+                    dev_missed=self._missed,
                 )
 
     def save(self) -> None:
