@@ -126,8 +126,10 @@ def test_onnxruntime_reads_what_the_run_reads(tmp_path: Path, wave: torch.Tensor
     assert [run.tokeniser.decode(one) for one in tokens] == [read(run, w)[1] for w in (wave, half)]
 
 
-def test_our_own_models_have_graphs(tmp_path: Path) -> None:
-    run = runs.load(make_run(tmp_path / "run"))
+@pytest.mark.parametrize("model", ["conv_small", "gated_conv"])
+def test_our_own_models_have_graphs(tmp_path: Path, model: str) -> None:
+    small = ["model={name: gated_conv, width: 0.125}"] if model == "gated_conv" else []
+    run = runs.load(make_run(tmp_path / "run", *small))
     export(run.folder, tmp_path / "model.onnx", to="onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     x = torch.randn(3, 50, run.reader.bands)
