@@ -49,7 +49,7 @@ MODELS = {
     ),
     "pretrained": ("optim.head_steps=1",),
 }
-INSTEAD = {"facebook/wav2vec2-base": "weights/encoder", "DATA": "clips", "DIR": "made"}
+INSTEAD = {"facebook/wav2vec2-base": "weights/encoder", "DATA": "clips", "DIR": "fitted"}
 """what a page says, and what stands for it here"""
 
 
