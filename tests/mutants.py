@@ -55,6 +55,7 @@ LASTING, LASTING_NUMBA = "tests/test_loss_lasting.py -k 'vectors and torch-float
 LASTING_TORCH, LASTING_TRITON = "lattice/lasting_torch.py", "lattice/lasting_triton.py"
 INTERPRETED = "tests/test_triton_interpreted.py -k lasting_in_tiles"
 DEAD = "tests/op/test_lasting_numba.py"
+DEAD_TRITON = "tests/test_triton_interpreted.py -k dead_tokens"
 ALIGN_LASTING = "tests/decode/test_align_lasting.py"
 
 
@@ -89,7 +90,7 @@ MUTANTS = [
     Mutant("lasting, numba: dead tokens never stand for two frames", "emissions/slots_numba.py",
            "pair[t] = _sum_of(row, following, True, like) * inverse[t] * inverse[t + 1]", "pair[t] = 0.0", DEAD),
     Mutant("lasting, numba: nothing is alive", "op/lasting_numba.py",
-           "return ALIVE / min(most, 1e2) ** 3", "return 1.0 + 0 * ALIVE / most", DEAD),
+           "return alive / min(most, ODDS) ** 3", "return 1.0 + 0 * alive / most", DEAD),
     Mutant("lasting, numba: nobody tells the gradient of pairs", "emissions/slots_numba.py",
            "factor = one - two * y", "factor = one - 0.0 * two * y", DEAD),
     Mutant("compiled: the gradient is laid out as the logits", "op/compiled.py",
@@ -97,8 +98,14 @@ MUTANTS = [
            "tests/test_loss_compile.py -k 'custom_operators and numba and -stc'"),
     Mutant("lasting, triton: the label's own token begins right after it", LASTING_TRITON,
            "without[None, :], begun[None, :])", "begun[None, :], begun[None, :])", INTERPRETED),
+    Mutant("lasting, triton: the same in registers", LASTING_TRITON,
+           "of_label * (of_own * stays + some_own)", "of_label * (of_own * stays + some)", DEAD_TRITON),
     Mutant("lasting, triton: equal labels need no frame between", LASTING_TRITON,
-           "leaves = others + tl.where(differs, own, 0.0)", "leaves = others + own", INTERPRETED),
+           "leaves = (others + is_other * own) * raised", "leaves = (others + own) * raised", INTERPRETED),
+    Mutant("lasting, triton: dead tokens do not stand for two frames", LASTING_TRITON,
+           "of_dead = begun * dead + going_on * begun_before * pair_before", "of_dead = begun * dead", DEAD_TRITON),
+    Mutant("lasting, triton: what begins to be alive has stood before", "op/lasting_triton.py",
+           "return result + tl.where(stands[None, :], 0.0,", "return tl.where(stands[None, :], 0.0,", DEAD_TRITON),
     Mutant("lasting: the softmax has no gradient", "op/readable.py",
            "x.exp() - posteriors if options.normalized else", "-posteriors if options.normalized else", LASTING),
     Mutant("lasting: insertions without a gradient are not made", "op/readable.py",

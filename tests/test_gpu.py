@@ -88,18 +88,41 @@ def poison():
 
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    [(shape, torch.float32) for shape in ((1, 7, 0), (63, 7, 1), SHORT, LONG, (300, 81, 100))]
-    + [(SHORT, torch.float64), (LONG, torch.float64), (LONG, torch.bfloat16)],
+    [
+        (shape, torch.float32)
+        for shape in ((1, 7, 0), (63, 7, 1), SHORT, LONG, VERY_LONG, (300, 81, 100), (40, 300, 150))
+    ]
+    + [(SHORT, torch.float64), (LONG, torch.float64), (LONG, torch.bfloat16), (VERY_LONG, torch.bfloat16)],
     ids=str,
 )
 def test_lasting(shape: tuple[int, int, int], dtype: torch.dtype, poison) -> None:
-    """Its gaps remember the token that stands: rows of them in one tile and in many, of tokens in one piece and in many."""
+    """Its gaps remember the token that stands: all tokens, or those that are alive; rows of them in one tile and in many."""
     arrays = batch(*shape, dtype=dtype)
     truth, slope = run(merged_loss, arrays[0].double(), *arrays[1:])
     ours, grad = run(merged_loss, *(x.cuda() for x in arrays))
     relative, absolute = TOLERANCE[dtype]
-    torch.testing.assert_close(ours.double().cpu(), truth, rtol=relative, atol=relative)
-    torch.testing.assert_close(grad.double().cpu(), slope, rtol=0, atol=absolute)
+    torch.testing.assert_close(ours.double().cpu(), truth, rtol=10 * relative, atol=relative)
+    torch.testing.assert_close(
+        grad.double().cpu(), slope, rtol=0, atol=min(absolute, 1e-5 if dtype == torch.float32 else 1)
+    )
+
+
+@pytest.mark.parametrize("spare", [32, 1], ids=["in registers", "in memory"])
+@pytest.mark.parametrize("penalty", [0.5, 0.9, 0.1])
+@pytest.mark.parametrize("kind", ["flat", "half trained", "trained"])
+@pytest.mark.parametrize("V", [250, 401, 1_000, 5_001])
+def test_dead_tokens(V: int, kind: str, penalty: float, spare: int, poison, monkeypatch) -> None:
+    """The loss within 1e-5 relative, every entry of the gradient within 1e-5; also where more tokens are alive than slots fit."""
+    from tests.op.test_lasting_numba import outputs
+
+    from starseq.op import lasting_triton
+
+    monkeypatch.setattr(lasting_triton, "_SPARE", spare)
+    logits, (_, targets, *lengths) = outputs(kind, 70, V), batch(70, V, 6, B=3)
+    truth, slope = run(merged_loss, logits.double(), targets, *lengths, penalty=math.log(penalty))
+    ours, grad = run(merged_loss, *(x.cuda() for x in (logits, targets, *lengths)), penalty=math.log(penalty))
+    torch.testing.assert_close(ours.double().cpu(), truth, rtol=1e-5, atol=0)
+    torch.testing.assert_close(grad.double().cpu(), slope, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "shape", "dtype"), VALUES, ids=str)
@@ -175,10 +198,11 @@ def test_no_host_sync_and_graph_replay() -> None:
     logits, *others = (x.cuda() for x in batch(*LONG))
     logits = logits.nan_to_num().requires_grad_()
     penalty = starseq.InsertionPenalty(p0=0.5, p_max=0.9, half_life=10_000).cuda()
-    criterion = starseq.STCLoss(zero_infinity=True, merge_repeats=False)
+    criteria = [starseq.STCLoss(zero_infinity=True, merge_repeats=merged) for merged in (False, True)]
 
     def step() -> Tensor:
-        loss = criterion(logits, *others, penalty=penalty()) + starseq.ctc_loss(logits, *others, zero_infinity=True)
+        loss = starseq.ctc_loss(logits, *others, zero_infinity=True)
+        loss = loss + sum(criterion(logits, *others, penalty=penalty()) for criterion in criteria)
         loss.backward()
         penalty.advance()
         return loss
@@ -212,7 +236,7 @@ def test_no_host_sync_and_graph_replay() -> None:
 @pytest.mark.parametrize("shape", [SHORT, VERY_LONG], ids=str)
 def test_same_bits_a_hundred_times(shape: tuple[int, int, int]) -> None:
     arrays = [x.cuda() for x in batch(*shape)]
-    for loss in (ALL if shape[1] < 1_000 else LOSSES).values():
+    for loss in ALL.values():
         losses, grad = run(loss, *arrays)
         for _ in range(100):
             again = run(loss, *arrays)
@@ -220,13 +244,15 @@ def test_same_bits_a_hundred_times(shape: tuple[int, int, int]) -> None:
             assert torch.equal(again[1], grad)
 
 
-def test_batched_equals_single() -> None:
-    logits, targets, input_lengths, target_lengths = (x.cuda() for x in batch(*SHORT))
-    losses, grad = run(published_loss, logits, targets, input_lengths, target_lengths)
+@pytest.mark.parametrize("loss", [published_loss, merged_loss])
+@pytest.mark.parametrize("shape", [SHORT, LONG], ids=str)
+def test_batched_equals_single(shape: tuple[int, int, int], loss) -> None:
+    logits, targets, input_lengths, target_lengths = (x.cuda() for x in batch(*shape))
+    losses, grad = run(loss, logits, targets, input_lengths, target_lengths)
     for b in range(5):
         T = int(input_lengths[b])
         alone = run(
-            published_loss,
+            loss,
             logits[:T, b : b + 1],
             targets[b : b + 1],
             input_lengths[b : b + 1],

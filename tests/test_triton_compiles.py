@@ -15,7 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
-from starseq.emissions import vocabulary_triton  # noqa: E402
+from starseq.emissions import slots_triton, vocabulary_triton  # noqa: E402
 from starseq.lattice import banded_triton  # noqa: E402
 from starseq.op import fused_triton, lasting_triton  # noqa: E402
 from starseq.penalty import look_triton  # noqa: E402
@@ -116,22 +116,44 @@ def test_fused(dtype: str, merging: bool, tokens: int, states: int) -> None:
 
 
 @pytest.mark.parametrize("per_gap", [False, True])
-@pytest.mark.parametrize(("dtype", "tiled"), [("fp32", False), ("fp64", True), ("bf16", True)])
-def test_lasting(dtype: str, tiled: bool, per_gap: bool) -> None:
-    kernels = lasting_triton._probabilities, lasting_triton._sums, lasting_triton._gradient
-    assert_not_specialised(*kernels)
+@pytest.mark.parametrize(
+    ("dtype", "slots", "tiled"),
+    [("fp32", False, False), ("fp32", False, True), ("fp64", False, True), ("fp32", True, False), ("bf16", True, True)],
+)
+def test_lasting(dtype: str, slots: bool, tiled: bool, per_gap: bool) -> None:
     exact, computed = dtype == "fp64", "*fp64" if dtype == "fp64" else "*fp32"
     types = {
         **dict.fromkeys(("x_ptr", "out_ptr"), f"*{dtype}"),
-        **dict.fromkeys(("P_ptr", "row_ptr", "kept_ptr", "state_ptr", "back_row_ptr"), computed),
-        **dict.fromkeys(("power_ptr", "z_power_ptr"), "*i32"), **dict.fromkeys(("length_ptr", "count_ptr"), "*i64"),
-        "grad_ptr": "*fp64",
+        **dict.fromkeys(("m_ptr", "P_ptr", "row_ptr", "kept_ptr", "state_ptr", "back_row_ptr", "loss_ptr"), computed),
+        **dict.fromkeys(("least_ptr", "sum_ptr", "share_ptr", "grad_ptr"), "*fp32"),
+        **dict.fromkeys(("e_ptr", "power_ptr", "z_power_ptr", "slot_ptr", "token_ptr", "size_ptr"), "*i32"),
+        **dict.fromkeys(("length_ptr", "count_ptr"), "*i64"), **dict.fromkeys(("alive_ptr", "mark_ptr"), "*i8"),
     }  # fmt: skip
-    common = {"STRIDE_V": 1, "EXACT": exact}
-    star = {"PER_GAP": per_gap, "CHUNK": 16, "TOKENS": 32, "ROWS": 32, **common}
-    assert compile_kernel(kernels[0], types, {"BLOCK": 64, **common}, 1)
-    assert compile_kernel(kernels[1], types, {"TILED": tiled, **star}, 4)
-    assert compile_kernel(kernels[2], types, {"NORMALIZED": True, **star, "TOKENS": 4}, 4)
+    of_x, chunk = {"STRIDE_V": 1}, {"CHUNK": 16, "CHUNKS": 16, "KEEP": 4}
+    graph = {"PER_GAP": per_gap, "EXACT": exact, "SLOTS": slots, "ROWS": 32}
+    loss = {"NORMALIZED": per_gap, "REDUCTION": 2, "ZERO_INFINITY": True, "BLOCK": 64}
+    gradient = {"OUT_STRIDE_V": 1, "REDUCTION": 2, "NORMALIZED": True}
+    todo = [
+        (lasting_triton._sums, {**of_x, **chunk, **graph, "TOKENS": 32, "TILED": tiled}),
+        (lasting_triton._loss, loss),
+        (lasting_triton._gradient, {**of_x, **gradient, **chunk, **graph, "ALL": 32, "TOKENS": 8, "INSERTED": per_gap}),
+    ]
+    rows = {"PER_GAP": per_gap, "CHUNK": 16, "ROWS": 32, "SLOTS": slots, "INSERTED": per_gap}
+    todo.append((lasting_triton._row_posteriors, rows))
+    if not slots:
+        todo.append((lasting_triton._probabilities, {**of_x, "EXACT": exact, "BLOCK": 64, "ROWS": 32, "TILED": tiled}))
+    elif not per_gap:
+        blocks = {**of_x, "CHUNK": 16, "BLOCK": 256}
+        todo += [
+            (slots_triton.mark, {"ALIVE": 1e-7, "ODDS": 1e2, "BLOCK": 256, "ROWS": 128}),
+            (slots_triton.norms, {**of_x, "BLOCK": 512, "ALIGN": 4}), (slots_triton.find, blocks),
+            (slots_triton.deal, {**blocks, "PARTS": 16, "SLOTS": 64, "ROWS": 32, "SOME": 64}),
+            (slots_triton.fill_dead, {**blocks, **gradient}),
+        ]  # fmt: skip
+    for kernel, constants in todo:
+        assert_not_specialised(kernel)
+        whole = {"number_ptr": "*i32"} if kernel in (slots_triton.find, slots_triton.deal) else {}
+        assert compile_kernel(kernel, {**types, **whole}, constants, 4), kernel.__name__
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])

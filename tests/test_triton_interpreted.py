@@ -202,6 +202,36 @@ def test_lasting_in_tiles() -> None:
 
 @inside
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("spare", [32, 1], ids=["in registers", "in memory"])
+def test_lasting_with_dead_tokens(spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of 24 tokens last, and change at a chunk's end; more of them than slots, too. Gaps, insertions, equal labels."""
+    from starseq.op import lasting_triton
+
+    for name, value in {"FEW": 8, "_SPARE": spare, "_PASS": 16, "_TOKENS": 4, "_ROWS": 4}.items():
+        monkeypatch.setattr(lasting_triton, name, value)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(21, 2, 24, generator=generator)
+    logits[:, :, 5] += 4  # the blank
+    for first, token in ((2, 9), (13, 11), (14, 20), (16, 2), (17, 9)):
+        logits[first : first + 4, 0, token] += 7
+    logits[:18, 1] = 0.01 * logits[:18, 1]
+    logits[18:, 1] = math.nan
+    targets, lengths = torch.tensor([[2, 2], [7, 10**9]]), ((21, 18), (2, 1))
+    gaps = torch.tensor([[-0.7, -1.2, -math.inf], [-0.4, -2.0, math.nan]])
+    results = []
+    for backend, dtype in (("torch", torch.float64), ("triton", torch.float32)):
+        x, penalty = logits.to(dtype, copy=True).requires_grad_(), gaps.to(dtype, copy=True).requires_grad_()
+        losses, inserted = merged_loss(
+            x, targets, *lengths, penalty=penalty, return_inserted=True, blank=5, reduction="none", backend=backend
+        )
+        losses.sum().backward()
+        results.append([x.double() for x in (losses.detach(), inserted, x.grad, penalty.grad)])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
+    assert (results[0][1].sum(dim=1) > 0).all()
+
+
+@inside
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize("name", LOSSES)
 def test_strides(name: str, normalized: bool) -> None:

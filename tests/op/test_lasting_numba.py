@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import starseq
-from starseq.emissions import slots_numba
+from starseq.emissions.alive import DENSE, FEW
 
 
 def both(logits: torch.Tensor, penalty: float, U: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -49,7 +49,7 @@ def outputs(kind: str, T: int, V: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("penalty", [0.5, 0.9, 0.1])
 @pytest.mark.parametrize("kind", ["flat", "half trained", "trained"])
-@pytest.mark.parametrize("V", [slots_numba.DENSE + 1, 300, 1_000, 5_001])
+@pytest.mark.parametrize("V", [DENSE + 1, 250, FEW + 1, 1_000, 5_001])
 def test_what_is_left_out_is_nothing(kind: str, V: int, penalty: float) -> None:
     """The loss within 1e-5 relative, every entry of the gradient within 1e-5."""
     found, truth = both(outputs(kind, 70, V), math.log(penalty), 6)

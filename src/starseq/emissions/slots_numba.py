@@ -13,16 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from starseq.emissions.alive import CHUNK, DENSE
 from starseq.emissions.vocabulary_numba import BLOCK
 from starseq.lattice.elementary_numba import exp, jit, jit_outer, maximum
 from starseq.lattice.lanes_numba import every, largest, load, select, store, total, width
 from starseq.lattice.lasting_numba import Posteriors, Slots
 
-ALIVE = 1e-7
-"""Of three frames' probabilities multiplied. Less where p is small: another token would begin at p, this one stands at 1 - p."""
-DENSE = 128
-"""A vocabulary of so many tokens has no dead ones."""
-CHUNK = 16
 _BLOCK = 256
 _NORMAL, _SMALLEST = 1e-30, 1e-250
 

@@ -51,3 +51,26 @@ def log_sum(values, EXACT: tl.constexpr):
     shift = tl.where(top > float("-inf"), top, 0.0)
     total = tl.sum(exp_of(values - shift, EXACT).to(tl.float64), axis=0)
     return shift + tl.log(total)
+
+
+@triton.jit
+def split(norm):
+    """A float64 as two float32, so that `probability` loses nothing of it."""
+    first = norm.to(tl.float32)
+    return first, (norm - first.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def probability(x, first, second):
+    """e^(x - norm) in float32, of a norm that `split` has split."""
+    return tl.exp((x.to(tl.float32) - first) - second)
+
+
+@triton.jit
+def some_of(x_ptr, stride_t, STRIDE_V: tl.constexpr, norm_ptr, t, token, frames):
+    """The probabilities of tokens at frames t, (frames, tokens); 0 outside of the frames, and of tokens below 0."""
+    inside = (t >= 0) & (t < frames)
+    first, second = split(tl.load(norm_ptr + t, mask=inside, other=0.0))
+    place = t.to(tl.int64)[:, None] * stride_t + token.to(tl.int64)[None, :] * STRIDE_V
+    x = tl.load(x_ptr + place, mask=inside[:, None] & (token >= 0)[None, :], other=float("-inf"))
+    return probability(x, first[:, None], second[:, None])

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from starseq.arguments import check_values
 from starseq.criteria.graph import gaps_of
-from starseq.emissions.slots_numba import ALIVE, DENSE, deal, fill_gradient, row_of
+from starseq.emissions.alive import ALIVE, ALIVE_OF_FEW, DENSE, FEW, ODDS
+from starseq.emissions.slots_numba import deal, fill_gradient, row_of
 from starseq.emissions.vocabulary_numba import gradient_like, rows_of
 from starseq.emissions.vocabulary_torch import log_scores
 from starseq.lattice import lasting_torch, threads
@@ -108,7 +109,7 @@ def _utterances(
         frames, count = max(0, min(lengths[b], most)), max(0, min(target_lengths[b], targets.shape[1]))
         labels, rows = _rows(targets[b, :count], weights[b], blank, place)
         dealt = deal(
-            flat, b * stride_b, stride_t, frames, vocabulary, labels, blank, _alive(rows), rest,
+            flat, b * stride_b, stride_t, frames, vocabulary, labels, blank, _alive(rows, vocabulary), rest,
             b * out_b if out.size else 0, out_t if out.size else vocabulary, like,
         )  # fmt: skip
         slots, size, wanted = dealt.slots, rows.p.size, out.size > 0 or inserted.size > 0
@@ -142,13 +143,14 @@ def _utterances(
 
 
 @jit
-def _alive(rows: Rows) -> Any:
+def _alive(rows: Rows, vocabulary: Any) -> Any:
     """ALIVE for the gaps of an utterance."""
+    alive = ALIVE if vocabulary > FEW else ALIVE_OF_FEW
     most = 1.0
     for l in range(rows.p.size):
         if rows.p[l] > 0.0:
             most = max(most, rows.rest[l] / rows.p[l])
-    return ALIVE / min(most, 1e2) ** 3
+    return alive / min(most, ODDS) ** 3
 
 
 @jit_outer
