@@ -204,20 +204,22 @@ def test_lasting_in_tiles() -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("spare", [32, 1], ids=["in registers", "in memory"])
 def test_lasting_with_dead_tokens(spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of 24 tokens last, and change at a chunk's end; more of them than slots, too. Gaps, insertions, equal labels."""
+    """Most of 24 tokens are dead, some change at a chunk's end; more than slots are alive, too. Gaps, insertions, equal labels."""
     from starseq.op import lasting_triton
 
     for name, value in {"FEW": 8, "_SPARE": spare, "_PASS": 16, "_TOKENS": 4, "_ROWS": 4}.items():
         monkeypatch.setattr(lasting_triton, name, value)
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(21, 2, 24, generator=generator)
-    logits[:, :, 5] += 4  # the blank
-    for first, token in ((2, 9), (13, 11), (14, 20), (16, 2), (17, 9)):
-        logits[first : first + 4, 0, token] += 7
-    logits[:18, 1] = 0.01 * logits[:18, 1]
+    logits = 0.3 * torch.randn(21, 2, 24, generator=generator)
+    logits[:, 0, 5] += 7  # the blank
+    logits[:, 1, 5] += 6
+    for first, token in ((2, 9), (13, 11), (14, 20), (16, 2), (17, 9), (4, 14), (18, 3)):
+        logits[first : first + 4, 0, token] += 8
+    for token in (14, 3):  # alive before a chunk's end or after it, and only there; at the end it stands for two frames
+        logits[14:18, 0, token] += torch.tensor([-8, 7, 7, -8])
     logits[18:, 1] = math.nan
     targets, lengths = torch.tensor([[2, 2], [7, 10**9]]), ((21, 18), (2, 1))
-    gaps = torch.tensor([[-0.7, -1.2, -math.inf], [-0.4, -2.0, math.nan]])
+    gaps = torch.tensor([[-0.7, -1.2, -math.inf], [-0.4, -0.8, math.nan]])
     results = []
     for backend, dtype in (("torch", torch.float64), ("triton", torch.float32)):
         x, penalty = logits.to(dtype, copy=True).requires_grad_(), gaps.to(dtype, copy=True).requires_grad_()
