@@ -6,7 +6,7 @@ import io
 import re
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ def speed(rows: Sequence[Measurement]) -> str:
         row for row in losses(rows)
         if row.metric == "ratio" and "-64" not in row.case and row.provider != BASELINE and REPLAYED not in row.provider
     ]  # fmt: skip
-    providers = list(dict.fromkeys(row.provider for row in ratios))
+    providers = _in_order(row.provider for row in ratios)
     found = {(row.device, row.case, row.provider): row.p50 for row in ratios}
     text = [f"| time over torch's CTC | {' | '.join(providers)} |", "|---" * (1 + len(providers)) + "|"]
     for device, case, shape in dict.fromkeys((row.device, row.case, row.shape) for row in ratios):
@@ -136,7 +136,18 @@ def speed(rows: Sequence[Measurement]) -> str:
         shown = " | ".join("" if ratio is None else f"{ratio:.2f}" for ratio in cells)
         text.append(f"| {_short(device)}: {case} ({shape}) | {shown} |")
     machines = dict.fromkeys(f"{_short(row.device)}: {row.device}, torch {row.torch}" for row in ratios)
-    return "\n".join([*text, "", f"(B, T, V, U). {'. '.join(machines)}."])
+    return "\n".join(
+        [*text, "", f"(B, T, V, U). `STCLoss()` tunes itself, `stc` is the loss alone. {'. '.join(machines)}."]
+    )
+
+
+def _in_order(providers: Iterable[str]) -> list[str]:
+    """As columns: what people compare with, the loss as they get it, its parts and forms; replayed ones behind the others."""
+    first = (BASELINE, "cudnn ctc", "starseq STCLoss()", "starseq stc", "starseq published stc", "starseq ctc")
+    rank = {name: place for place, name in enumerate(first)}
+    return sorted(
+        dict.fromkeys(providers), key=lambda name: (REPLAYED in name, rank.get(name.replace(REPLAYED, ""), 9))
+    )
 
 
 def _short(device: str) -> str:
@@ -152,7 +163,7 @@ def times(rows: Sequence[Measurement]) -> str:
 
 def _grid(rows: Sequence[Measurement], what: str, shown: Callable[[Measurement], str]) -> str:
     """A line for each case, a column for each provider."""
-    providers = list(dict.fromkeys(row.provider for row in rows))
+    providers = _in_order(row.provider for row in rows)
     found = {(row.provider, row.case, row.shape, row.dtype): shown(row) for row in rows}
     text = [f"| {what} | B, T, V, U | {' | '.join(providers)} |", "|---" * (2 + len(providers)) + "|"]
     for case in dict.fromkeys((row.case, row.shape, row.dtype) for row in rows):
