@@ -146,7 +146,7 @@ def _in_order(providers: Iterable[str]) -> list[str]:
     first = (BASELINE, "cudnn ctc", "starseq STCLoss()", "starseq stc", "starseq published stc", "starseq ctc")
     rank = {name: place for place, name in enumerate(first)}
     return sorted(
-        dict.fromkeys(providers), key=lambda name: (REPLAYED in name, rank.get(name.replace(REPLAYED, ""), 9))
+        dict.fromkeys(providers), key=lambda name: (REPLAYED in name, rank.get(name.removesuffix(f", {REPLAYED}"), 9))
     )
 
 
