@@ -26,7 +26,7 @@ from starseq.lattice.lasting_numba import (
     watch_backward,
 )
 from starseq.lattice.lasting_path_numba import best_path
-from starseq.op.lasting_numba import _alive, _rows
+from starseq.op.lasting_numba import least_alive, rows_for
 
 
 def read(logits: Tensor, lengths: Tensor, gaps: Gaps) -> tuple[Any, ...]:
@@ -73,7 +73,7 @@ def _read(
         )
         if score == -np.inf:
             continue
-        distinct, rows = _rows(labels, weights[b], blank, scratch)
+        distinct, rows = rows_for(labels, weights[b], blank, scratch)
         # What the path inserts gets slots of its own, as labels do.
         tokens, known, size = np.empty(distinct.size + T, np.int64), distinct.size, rows.p.size
         tokens[:known] = distinct
@@ -92,7 +92,8 @@ def _read(
         for i in range(known):
             scratch[tokens[i]] = -1
         dealt = deal(
-            flat, start, stride_t, T, vocabulary, tokens[:known], blank, _alive(rows), np.empty(T * vocabulary, flat.dtype), 0,
+            flat, start, stride_t, T, vocabulary, tokens[:known], blank, least_alive(rows, vocabulary),
+            np.empty(T * vocabulary, flat.dtype), 0,
             vocabulary, like,
         )  # fmt: skip
         slots = dealt.slots

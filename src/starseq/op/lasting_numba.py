@@ -107,9 +107,9 @@ def _utterances(
     rest = out if out.size else np.empty(most * vocabulary, flat.dtype)
     for b in range(begin, end):
         frames, count = max(0, min(lengths[b], most)), max(0, min(target_lengths[b], targets.shape[1]))
-        labels, rows = _rows(targets[b, :count], weights[b], blank, place)
+        labels, rows = rows_for(targets[b, :count], weights[b], blank, place)
         dealt = deal(
-            flat, b * stride_b, stride_t, frames, vocabulary, labels, blank, _alive(rows, vocabulary), rest,
+            flat, b * stride_b, stride_t, frames, vocabulary, labels, blank, least_alive(rows, vocabulary), rest,
             b * out_b if out.size else 0, out_t if out.size else vocabulary, like,
         )  # fmt: skip
         slots, size, wanted = dealt.slots, rows.p.size, out.size > 0 or inserted.size > 0
@@ -143,7 +143,7 @@ def _utterances(
 
 
 @jit
-def _alive(rows: Rows, vocabulary: Any) -> Any:
+def least_alive(rows: Rows, vocabulary: Any) -> Any:
     """ALIVE for the gaps of an utterance."""
     alive = ALIVE if vocabulary > FEW else ALIVE_OF_FEW
     most = 1.0
@@ -154,7 +154,7 @@ def _alive(rows: Rows, vocabulary: Any) -> Any:
 
 
 @jit_outer
-def _rows(labels: Any, weights: Any, blank: Any, place: Any) -> Any:
+def rows_for(labels: Any, weights: Any, blank: Any, place: Any) -> Any:
     """The distinct labels of an utterance, and its rows. place: (V,), -1 everywhere, before and after."""
     last = labels.size
     size = (last + PADDED) // PADDED * PADDED
